@@ -1,0 +1,1 @@
+"""The frozen agents; the Executor's prompt and the parser of what it writes."""

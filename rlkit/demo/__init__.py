@@ -1,0 +1,1 @@
+"""A small made-up library, so that everything runs with no download."""

@@ -1,0 +1,1 @@
+"""From an adapter to a model that can be served."""

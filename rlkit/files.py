@@ -1,0 +1,164 @@
+"""Files that are whole or absent: everything is written under a temporary name, flushed, and
+renamed, so that a reader, or a run that was killed, never meets half a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlkit.errors import DataError
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._\-]{0,199}")
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write a file so that it appears whole; creates the folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return path
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write UTF-8 text so that it appears whole (lone surrogates become replacement marks)."""
+    return write_bytes(path, text.encode("utf-8", errors="replace"))
+
+
+def write_json(path: str | Path, value: Any, *, indent: int | None = 2) -> Path:
+    """Write JSON so that it appears whole; NaN is refused, since JSON has none."""
+    return write_text(path, json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False))
+
+
+def append_line(path: str | Path, line: str) -> None:
+    """Append one line and flush it to the disk; the line must not hold a line break."""
+    with open(path, "ab") as file:
+        file.write(line.encode("utf-8", errors="replace") + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; on success it becomes `path`, which must not exist yet.
+
+    Raises FileExistsError where `path` is there already; on any error nothing is left behind.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        raise FileExistsError(f"{path} exists already and is never overwritten")
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        os.chmod(temporary, 0o777 & ~_umask())
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        for folder in (temporary, *(f for f in temporary.rglob("*") if f.is_dir())):
+            sync_folder(folder)
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def read_json(path: str | Path) -> Any:
+    """Read one JSON file.
+
+    Raises DataError with the file, the line and the reason where it is missing or damaged.
+    """
+    path = Path(path)
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}); mend or remove the file."
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply to be read; mend the file.") from error
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number from 1, object) of a JSON-lines file; blank lines are passed over.
+
+    Raises DataError with the file, the line and the reason at the first damaged line.
+    """
+    path = Path(path)
+    try:
+        file = open(path, "rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from error
+    with file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.strip():
+                continue
+            try:
+                row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+                reason = getattr(error, "msg", None) or getattr(error, "reason", str(error))
+                raise DataError(
+                    f"{path}, line {number}: not a JSON object ({reason}); mend or remove the line."
+                ) from error
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{path}, line {number}: a {type(row).__name__} where an object is wanted; "
+                    "every line must look like {...}."
+                )
+            yield number, row
+
+
+def check_id(identifier: str, what: str) -> str:
+    """Return an id that may safely become part of a path.
+
+    Raises DataError for ids with slashes, leading dots, other signs than letters, digits,
+    `.`, `_`, `-`, or of more than 200 characters.
+    """
+    if not isinstance(identifier, str) or not _SAFE_ID.fullmatch(identifier):
+        raise DataError(
+            f"{what} {str(identifier)[:60]!r} cannot be used as a folder name; allowed are letters, "
+            "digits, '.', '_' and '-', not starting with '.' or '-', at most 200 characters."
+        )
+    return identifier
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, so that a rename survives a power cut."""
+    if os.name == "posix":
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

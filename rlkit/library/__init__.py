@@ -1,0 +1,1 @@
+"""Documents and questions in; ranked documents out."""

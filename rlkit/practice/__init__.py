@@ -1,0 +1,1 @@
+"""One replayed round: clues in, reward out."""

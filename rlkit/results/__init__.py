@@ -1,0 +1,1 @@
+"""What the tuning changed: evaluation, statistics, plots and the report."""

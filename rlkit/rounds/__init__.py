@@ -1,0 +1,1 @@
+"""The recorded states, as data and as text."""
