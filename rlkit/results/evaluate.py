@@ -1,0 +1,294 @@
+"""Policies side by side on held-out states: each writes one action per state, the task scores it.
+
+    evaluation = evaluate_policies(task, {"untouched": ..., "tuned": ...}, task.states("eval"))
+    evaluation.summary()        # per policy and metric: mean over questions, 95 % interval, n
+    evaluation.differences()    # tuned minus the others, paired by question
+    evaluation.save(run.evaluation_path)
+
+A metric is averaged within a question first, then over questions. Actions whose reward is None
+(nothing could be judged) are counted as unjudged and enter no average of what was found. The
+discovery rate leaves out states with nothing missing, and counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from rlkit.errors import DataError
+from rlkit.files import read_json, write_json
+from rlkit.results.statistics import Interval, PairedInterval, mean_interval, paired_interval
+
+SCHEMA = 1
+BASELINES = ("untouched", "warm_start", "raw_question")
+NOT_TUNED = (*BASELINES, "scripted", "oracle")
+REWARD_PARTS = (
+    "important_new", "important_seen", "local_new", "local_seen", "discard_new", "discard_seen",
+)
+
+
+class Metric(NamedTuple):
+    """A column of the evaluation: its title, its unit, and whether it needs a judged action."""
+
+    title: str
+    unit: str
+    judged: bool
+
+
+METRICS = {
+    "reward": Metric("Reward", "per action", True),
+    "reward_without_seen": Metric("Reward without seen documents", "per action", True),
+    "important_rate": Metric("Important rate", "share of documents read", True),
+    "discovery_rate": Metric("Discovery rate", "share of missing documents", True),
+    "n_clues": Metric("Clues", "per action", False),
+    "invalid": Metric("Invalid actions", "share of actions", False),
+}
+_COLUMNS = (
+    "policy", "state_id", "question_id", "hops", "round", *METRICS, "unjudged", "documents_read",
+    "completion", "clues", "documents",
+)
+_WHOLE = ("hops", "round", "unjudged", "documents_read")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One row a (policy, state) in `frame`, what each state showed in `states`, and the `facts`.
+
+    facts: `split`, `known` (gold, recorded or mixed), `split_sizes`, `reward_values`.
+    """
+
+    frame: pd.DataFrame
+    states: tuple[dict[str, Any], ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies' names in the order in which they were evaluated."""
+        return list(dict.fromkeys(self.frame["policy"]))
+
+    @property
+    def n_questions(self) -> int:
+        return len({state["question_id"] for state in self.states})
+
+    @property
+    def nothing_missing(self) -> int:
+        """States that the discovery rate leaves out, since they have nothing missing."""
+        return sum(state["n_missing"] == 0 for state in self.states)
+
+    def judged_rows(self, policy: str, metric: str) -> pd.DataFrame:
+        """The policy's rows that have a value of the metric (see the head of this file)."""
+        rows = self.frame[self.frame["policy"] == policy]
+        if METRICS[metric].judged:
+            rows = rows[rows["reward"].notna()]
+        return rows[rows[metric].notna()]
+
+    def question_values(self, policy: str, metric: str) -> dict[str, float]:
+        """The metric of each question: the mean over its states, in the order of the ids."""
+        rows = self.judged_rows(policy, metric)
+        return rows.groupby("question_id")[metric].mean().to_dict()
+
+    def interval(self, policy: str, metric: str) -> Interval:
+        """Mean over questions of the metric, with its 95 % interval."""
+        return mean_interval(self.question_values(policy, metric).values())
+
+    def paired(self, policy: str, baseline: str, metric: str) -> tuple[dict, dict]:
+        """Both policies' values by question, over the states that count under both."""
+        ours, theirs = (self.judged_rows(name, metric) for name in (policy, baseline))
+        both = set(ours["state_id"]) & set(theirs["state_id"])
+        values = (
+            rows[rows["state_id"].isin(both)].groupby("question_id")[metric].mean().to_dict()
+            for rows in (ours, theirs)
+        )
+        return tuple(values)
+
+    def difference(self, policy: str, baseline: str, metric: str) -> PairedInterval:
+        """Mean of policy - baseline over questions, with its 95 % interval."""
+        return paired_interval(*self.paired(policy, baseline, metric))
+
+    def summary(self) -> pd.DataFrame:
+        """One row a (policy, metric): mean, low, high, n_questions, n_states, unjudged_actions."""
+        return pd.DataFrame(
+            self._summary_row(policy, metric) for policy in self.policies for metric in METRICS
+        )
+
+    def _summary_row(self, policy: str, metric: str) -> dict[str, Any]:
+        interval = self.interval(policy, metric)
+        rows = self.frame[self.frame["policy"] == policy]
+        return {
+            "policy": policy,
+            "metric": metric,
+            "mean": interval.mean,
+            "low": interval.low,
+            "high": interval.high,
+            "n_questions": interval.n,
+            "n_states": len(self.judged_rows(policy, metric)),
+            "unjudged_actions": int(rows["reward"].isna().sum()),
+        }
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Whom to compare with whom: tuned with each baseline, warm start with the untouched."""
+        tuned = [name for name in self.policies if name not in NOT_TUNED]
+        wanted = [(policy, base) for policy in tuned for base in BASELINES]
+        wanted.append(("warm_start", "untouched"))
+        return [pair for pair in wanted if set(pair) <= set(self.policies)]
+
+    def differences(self) -> pd.DataFrame:
+        """One row a (pair, metric): mean of policy - baseline by question, interval, verdict."""
+        rows = []
+        for policy, baseline in self.pairs():
+            for metric in METRICS:
+                interval = self.difference(policy, baseline, metric)
+                row = {"policy": policy, "baseline": baseline, "metric": metric}
+                rows.append(row | interval._asdict() | {"verdict": interval.verdict})
+        columns = ["policy", "baseline", "metric", *PairedInterval._fields, "verdict"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def save(self, path: str | Path) -> Path:
+        """Write `evaluation.json` (schema 1) so that it appears whole; NaN becomes null."""
+        return write_json(
+            path,
+            {
+                "schema": SCHEMA,
+                **self.facts,
+                "n_questions": self.n_questions,
+                "n_states": len(self.states),
+                "nothing_missing": self.nothing_missing,
+                "summary": records(self.summary()),
+                "differences": records(self.differences()),
+                "states": list(self.states),
+                "rows": records(self.frame),
+            },
+        )
+
+
+def evaluate_policies(
+    task: Any,
+    policies: Mapping[str, Any],
+    states: Sequence[Any],
+    *,
+    split: str = "eval",
+    batch_size: int = 8,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Evaluation:
+    """Let each policy write one action for each state, and score them all with the task.
+
+    A policy with `write_batch` is asked for `batch_size` states at a time. One that is `deep`
+    (the raw question) is searched deeply enough to read `max_documents` new documents with a
+    single clue. `progress(done, total, policy)` is called after each batch.
+    """
+    rows = []
+    total = len(policies) * len(states)
+    for name, policy in policies.items():
+        for batch in _batches(states, batch_size):
+            for state, text in zip(batch, _write(policy, batch), strict=True):
+                score = _score(task, policy, state, text)
+                rows.append(_row(name, state, text, score))
+            if progress is not None:
+                progress(len(rows), total, name)
+    facts = {"split": split, "known": _known(states), **_task_facts(task)}
+    return Evaluation(_frame(rows), tuple(_state_row(state) for state in states), facts)
+
+
+def load_evaluation(path: str | Path) -> Evaluation:
+    """Read what `Evaluation.save` wrote.
+
+    Raises DataError where the file is missing, damaged, or of another schema.
+    """
+    data = read_json(path)
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise DataError(f"{path} has schema {found!r}, not {SCHEMA}; evaluate the run again.")
+    if not (isinstance(data.get("rows"), list) and isinstance(data.get("states"), list)):
+        raise DataError(f"{path} lacks its lists 'rows' and 'states'; evaluate the run again.")
+    worked_out = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences")
+    facts = {k: v for k, v in data.items() if k not in (*worked_out, "states", "rows")}
+    return Evaluation(_frame(data["rows"]), tuple(data["states"]), facts)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The frame's rows as plain JSON values: numpy scalars become Python's, NaN becomes None."""
+    columns = [[_plain(value) for value in frame[name]] for name in frame.columns]
+    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple, dict, str)):
+        return value
+    if pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+def _batches(states: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (states[start : start + size] for start in range(0, len(states), size))
+
+
+def _write(policy: Any, batch: Sequence[Any]) -> list[str]:
+    if hasattr(policy, "write_batch"):
+        return list(policy.write_batch(batch))
+    return [policy.write(state) for state in batch]
+
+
+def _score(task: Any, policy: Any, state: Any, text: str) -> Any:
+    if not getattr(policy, "deep", False):
+        return task.score(state, [text])[0]
+    top_k = len(state.seen_docids) + task.env.max_documents
+    return task.score(state, [text], top_k=top_k)[0]
+
+
+def _row(policy: str, state: Any, text: str, score: Any) -> dict[str, Any]:
+    named = {name: getattr(state, name, None) for name in ("state_id", "question_id")}
+    place = {name: getattr(state, name, None) for name in ("hops", "round")}
+    return {"policy": policy, **named, **place, **score.components} | {
+        "reward": score.reward,
+        "completion": text,
+    }
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    extra = dict.fromkeys(key for row in rows for key in row if key not in _COLUMNS)
+    frame = pd.DataFrame(list(rows), columns=[*_COLUMNS, *extra])
+    types = dict.fromkeys(METRICS, "float64") | dict.fromkeys(_WHOLE, "Int64")
+    return frame.astype(types)
+
+
+def _state_row(state: Any) -> dict[str, Any]:
+    """What a report shows of a state; what was missing is named here, never in a prompt."""
+    missing = sorted(getattr(state, "missing", ()))
+    return {
+        "state_id": state.state_id,
+        "question_id": state.question_id,
+        "question": getattr(state, "question", ""),
+        "subgoal": getattr(state, "subgoal", ""),
+        "round": getattr(state, "round", None),
+        "hops": getattr(state, "hops", None),
+        "n_seen": len(getattr(state, "seen_docids", ())),
+        "n_missing": len(missing),
+        "missing": missing,
+    }
+
+
+def _known(states: Sequence[Any]) -> str:
+    kinds = {"gold" if getattr(state, "gold_docids", ()) else "recorded" for state in states}
+    return kinds.pop() if len(kinds) == 1 else "mixed"
+
+
+def _task_facts(task: Any) -> dict[str, Any]:
+    """Split sizes and reward values, of tasks that have them."""
+    facts: dict[str, Any] = {}
+    splits = getattr(task, "splits", None)
+    if splits is not None:
+        facts["split_sizes"] = {
+            name: {"states": len(part), "questions": len({s.question_id for s in part})}
+            for name in ("train", "dev", "eval")
+            if (part := getattr(splits, name, None)) is not None
+        }
+    values = getattr(getattr(getattr(task, "env", None), "calculator", None), "values", None)
+    if values is not None:
+        read = values.get if isinstance(values, Mapping) else lambda part: getattr(values, part)
+        facts["reward_values"] = {part: float(read(part)) for part in REWARD_PARTS}
+    return facts

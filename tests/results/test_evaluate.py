@@ -1,0 +1,125 @@
+"""Averages worked out by hand, batches, deep searches, unjudged actions, and the file on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from rlkit.errors import DataError
+from rlkit.results.evaluate import METRICS, Evaluation, evaluate_policies, load_evaluation
+
+
+def row(policy: str, state: str, reward: float | None, discovery: float | None) -> dict[str, Any]:
+    """One row of a hand-made evaluation; the question is the state's first letter."""
+    return {
+        "policy": policy, "state_id": state, "question_id": state[0], "reward": reward,
+        "reward_without_seen": reward, "important_rate": 0.5, "discovery_rate": discovery,
+        "n_clues": 2, "invalid": 0,
+    }  # fmt: skip
+
+
+def hand_made(rows: list[dict[str, Any]]) -> Evaluation:
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(METRICS, "float64"))
+    states = tuple(
+        {"state_id": s, "question_id": s[0], "n_missing": 1} for s in dict.fromkeys(frame.state_id)
+    )
+    return Evaluation(frame, states)
+
+
+def test_a_question_counts_once_however_many_states_it_has() -> None:
+    # a: (1 + 2 + 3) / 3 = 2, b: 6; mean over questions 4, not (1 + 2 + 3 + 6) / 4 = 3
+    rows = [row("p", s, r, None) for s, r in (("a1", 1), ("a2", 2), ("a3", 3), ("b1", 6))]
+    evaluation = hand_made(rows)
+    interval = evaluation.interval("p", "reward")
+    assert (interval.n, interval.mean) == (2, 4.0)
+    # s = 2√2, t(0.975, 1) = 12.7062047: half width 12.7062047 · 2√2 / √2
+    assert interval.high == pytest.approx(4 + 25.4124095, abs=1e-6)
+    assert evaluation.interval("p", "discovery_rate").n == 0
+
+
+def test_unjudged_actions_are_counted_and_not_averaged() -> None:
+    evaluation = hand_made([row("p", "a1", 1, 1.0), row("p", "b1", None, 0.0)])
+    summary = evaluation.summary().set_index("metric")
+    assert summary.loc["reward", ["mean", "n_questions", "unjudged_actions"]].tolist() == [1, 1, 1]
+    assert summary.loc["discovery_rate", ["mean", "n_states"]].tolist() == [1.0, 1]
+    assert summary.loc["n_clues", "n_states"] == 2
+
+
+def test_differences_pair_states_that_count_under_both_policies() -> None:
+    rows = [row("tuned", "a1", 5, 1.0), row("tuned", "a2", 7, 0.0), row("tuned", "b1", 1, 0.5)]
+    rows += [row("untouched", "a1", 4, 0.5), row("untouched", "a2", None, 0.0)]
+    rows += [row("untouched", "b1", 1, 0.5), row("untouched", "c1", 9, 1.0)]
+    interval = hand_made(rows).difference("tuned", "untouched", "reward")
+    # question a by its first state alone: 5 - 4 = 1; b: 0; c has no partner
+    assert (interval.n, interval.mean, interval.non_zero) == (2, 0.5, 1)
+
+
+def test_tuned_is_compared_with_each_baseline_and_checkpoints_like_it() -> None:
+    names = ("raw_question", "untouched", "warm_start", "checkpoint-5", "oracle")
+    evaluation = hand_made([row(name, "a1", 1, 1.0) for name in names])
+    tuned = [("checkpoint-5", base) for base in ("untouched", "warm_start", "raw_question")]
+    assert evaluation.pairs() == [*tuned, ("warm_start", "untouched")]
+    assert len(evaluation.differences()) == 4 * len(METRICS)
+
+
+def test_policies_write_in_batches_and_deep_ones_are_searched_deeply(
+    toy_task: Any, toy_policies: Any, toy_states: Any
+) -> None:
+    seen: list[tuple[int, int, str]] = []
+    policies = {name: toy_policies[name] for name in ("tuned", "raw_question")}
+    evaluation = evaluate_policies(
+        toy_task, policies, toy_states[:10], batch_size=4, progress=lambda *a: seen.append(a)
+    )
+    assert policies["tuned"].sizes == [4, 4, 2]
+    assert toy_task.depths[:10] == [None] * 10
+    assert toy_task.depths[10:] == [len(state.seen_docids) + 8 for state in toy_states[:10]]
+    assert [done for done, _, _ in seen] == [4, 8, 10, 14, 18, 20]
+    assert evaluation.policies == ["tuned", "raw_question"]
+
+
+def test_states_with_nothing_missing_are_left_out_and_counted(toy_evaluation: Evaluation) -> None:
+    # questions 9, 18, 27, 36 start with everything seen; questions with 2 gold documents have
+    # none missing in round 2: those are the multiples of 3, of which 8 are not multiples of 9
+    assert toy_evaluation.nothing_missing == 4 * 2 + 8
+    summary = toy_evaluation.summary().set_index(["policy", "metric"])
+    assert summary.loc[("oracle", "discovery_rate"), "mean"] == 1.0
+    assert summary.loc[("oracle", "discovery_rate"), "n_states"] == 72 - 16
+    assert summary.loc[("oracle", "reward"), "n_states"] == 72
+
+
+def test_facts_name_the_split_its_sizes_and_what_known_means(toy_evaluation: Evaluation) -> None:
+    facts = toy_evaluation.facts
+    assert (facts["split"], facts["known"]) == ("eval", "gold")
+    assert facts["split_sizes"]["eval"] == {"states": 72, "questions": 36}
+    assert facts["reward_values"]["important_new"] == 2.5
+
+
+def test_the_file_brings_back_the_same_evaluation(
+    toy_evaluation: Evaluation, tmp_path: Path
+) -> None:
+    path = toy_evaluation.save(tmp_path / "evaluation.json")
+    text = path.read_text()
+    data = json.loads(text, parse_constant=pytest.fail)  # no NaN, no Infinity
+    assert data["schema"] == 1 and data["n_states"] == 72 and data["nothing_missing"] == 16
+    again = load_evaluation(path)
+    pd.testing.assert_frame_equal(again.summary(), toy_evaluation.summary())
+    assert again.save(tmp_path / "again.json").read_text() == text
+
+
+def test_files_of_another_schema_or_shape_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    for content, reason in (('{"schema": 2}', "schema 2"), ("[]", "list"), ('{"schema": 1}', "rows")):
+        path.write_text(content)
+        with pytest.raises(DataError, match=reason):
+            load_evaluation(path)
+
+
+def test_no_states_give_an_empty_evaluation_that_can_be_written(
+    toy_task: Any, toy_policies: Any, tmp_path: Path
+) -> None:
+    empty = evaluate_policies(toy_task, toy_policies, [])
+    assert load_evaluation(empty.save(tmp_path / "evaluation.json")).policies == []
