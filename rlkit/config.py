@@ -1,0 +1,277 @@
+"""`RunConfig`: all parameters of a run, resolved from defaults, a params file or a notebook's
+sections, and overrides. `python -m rlkit.config` prints the table of all keys."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rlkit import parameters as p
+from rlkit.errors import ConfigError, nearest
+from rlkit.section import DOTTED, Parameter, Section, key, shown
+from rlkit.yaml_text import parse_yaml, read_yaml, write_yaml
+
+_SECRET_KEY = re.compile(
+    r"(^|_)(api_?keys?|access_?key(_?id)?|private_?key|secrets?|password|passwd|passphrase|"
+    r"credentials?|bearer|authorization)(_|$)|(^|_)token$"
+)
+_SECRET_VALUE = re.compile(
+    r"(?<![\w/.-])(sk-[\w-]{8,}|hf_\w{8,}|gh[pousr]_\w{8,}|github_pat_\w{8,}|xox[abpr]-[\w-]{8,}|"
+    r"glpat-[\w-]{8,}|AKIA[0-9A-Z]{8,}|AIza[\w-]{20,})(?![\w/.-])"
+    r"|(?i:\bbearer\s+\S)|-----BEGIN|\beyJ[\w-]{8,}\.[\w-]+\."
+    r"|://[^/\s@]*:[^/\s@]+@|(?i:[?&](api_?key|token|key|secret)=)"
+)
+
+
+class RunConfig(Section):
+    """Every parameter of one run. Frozen: `with_overrides` gives a changed copy.
+
+    Raises ConfigError, one sentence, for anything that is unknown, out of range, contradictory,
+    or looks like a secret.
+    """
+
+    run_name: str = key(
+        "run",
+        "name of the run and of its folder",
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$",
+        allowed="letters, digits, '.', '_' and '-', at most 100, not starting with '.' or '-'",
+    )
+    seed: int = key(7, "seed of everything that is drawn", ge=0, le=2**32 - 1)
+    task: Literal["search", "answers"] = key("search", "what is learnt")
+    output_root: str = key("outputs", "folder that holds the runs' folders", min_length=1)
+    overrides: list[str] = key(
+        [],
+        "changes of single values, section.key=value; taken over and then emptied",
+        allowed="a list of section.key=value",
+    )
+    model: p.ModelSection = Field(default_factory=p.ModelSection)
+    lora: p.LoraSection = Field(default_factory=p.LoraSection)
+    grpo: p.GrpoSection = Field(default_factory=p.GrpoSection)
+    reward: p.RewardSection = Field(default_factory=p.RewardSection)
+    training: p.TrainingSection = Field(default_factory=p.TrainingSection)
+    data: p.DataSection = Field(default_factory=p.DataSection)
+    search: p.SearchSection = Field(default_factory=p.SearchSection)
+    executor: p.ExecutorSection = Field(default_factory=p.ExecutorSection)
+    checker: p.CheckerSection = Field(default_factory=p.CheckerSection)
+    evaluation: p.EvaluationSection = Field(default_factory=p.EvaluationSection)
+    sft: p.SftSection = Field(default_factory=p.SftSection)
+    merge: p.MergeSection = Field(default_factory=p.MergeSection)
+    tune: p.TuneSection = Field(default_factory=p.TuneSection)
+    monitoring: p.MonitoringSection = Field(default_factory=p.MonitoringSection)
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
+        """The parameters of a params file (none: the defaults), changed by `overrides`."""
+        values = {} if path is None else read_yaml(path)
+        if values is not None and not isinstance(values, dict):
+            raise ConfigError(f"{path} holds {shown(values)}; wanted are sections, such as `grpo:`.")
+        try:
+            return cls._resolve(values or {}, overrides)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+
+    @classmethod
+    def from_sections(cls, **sections: Any) -> RunConfig:
+        """What notebooks call: each section a dict (`{}` or None: the defaults), top keys as they
+        are."""
+        return cls._resolve(sections, ())
+
+    @classmethod
+    def _resolve(cls, values: dict[str, Any], overrides: Iterable[str]) -> RunConfig:
+        values = {name: value for name, value in values.items() if value is not None}
+        given = values.get("overrides") or []
+        given = [given] if isinstance(given, str) else given
+        return cls(**{**values, "overrides": [*given, *overrides]} if isinstance(given, list) else values)
+
+    @classmethod
+    def prepared(cls, value: Any) -> dict[str, Any]:
+        _refuse_secrets(value)
+        value = super().prepared(value)
+        changes = value.get("overrides")
+        if isinstance(changes, list) and all(isinstance(change, str) for change in changes):
+            for change in changes:
+                _apply(value, change)
+            value["overrides"] = []
+        return value
+
+    @classmethod
+    def unknown(cls, name: str) -> str:
+        homes = [s for s, keys in _sections().items() if name in keys.model_fields]
+        if homes:
+            return f"{name} is a key of {' and of '.join(homes)}; write {homes[0]}.{name}."
+        near = nearest(name, cls.model_fields)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(cls.model_fields)}."
+        return f"{name[:60]} is neither a section nor a parameter; {hint}"
+
+    def check(self) -> None:
+        self.reward.resolve_invalid(self.search.max_clues, self.search.top_k)
+        if self.task == "answers" and self.grpo.credit == "clue":
+            raise ConfigError(
+                "grpo.credit is 'clue', which task answers has none of; take credit action."
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All keys, resolved, as plain values: section -> key -> value."""
+        return self.model_dump()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the resolved parameters as YAML; `RunConfig.load` reads them back equal."""
+        return write_yaml(path, self.as_dict(), "all parameters of this run, resolved")
+
+    def with_overrides(self, *overrides: str) -> RunConfig:
+        """A copy with `section.key=value` changes; what was worked out is worked out anew."""
+        return self._resolve(self.model_dump(exclude_unset=True), overrides)
+
+    def debug(self) -> RunConfig:
+        """A copy that runs in seconds, named `<run_name>-debug`: a random two-layer model, and
+        everything that costs time made small. Data and search stay what they are."""
+        name = self.run_name if self.run_name.endswith("-debug") else f"{self.run_name}-debug"
+        values = self.model_dump(exclude_unset=True)
+        for section, changes in _DEBUG.items():
+            kept = values.setdefault(section, {})
+            for k, limit in changes.items():
+                now = getattr(getattr(self, section), k)
+                small = isinstance(limit, int) and not isinstance(limit, bool)
+                kept[k] = min(now, limit) if small and now is not None else limit
+        if self.model.init_adapter not in (None, "auto"):
+            values["model"]["init_adapter"] = "auto"  # an adapter for another base does not fit
+        return self._resolve({**values, "run_name": name[-100:].lstrip(".-")}, ())
+
+    @classmethod
+    def describe(cls) -> list[Parameter]:
+        """Every key: (section.key, default, unit, range, help)."""
+        return cls.parameters() + [row for s in _sections().values() for row in s.parameters()]
+
+
+# What --debug makes small: whole numbers are upper limits, other values are set.
+_DEBUG: dict[str, dict[str, Any]] = {
+    "model": {"base_model_path": "debug", "load_in_4bit": False, "dtype": "float32"},
+    "lora": {"rank": 4},
+    "grpo": {"group_size": 4, "max_new_tokens": 16},
+    "training": {"num_epochs": 2, "steps_per_epoch": 2, "max_steps": 4, "batch_size": 1},
+    "data": {"max_questions": 24},
+    "executor": {"max_prompt_tokens": 256},
+    "evaluation": {"max_states": 4, "epoch_states": 2},
+    "sft": {"num_epochs": 1, "max_samples": 8, "batch_size": 4},
+}
+
+
+def load_object(path: str) -> Any:
+    """What a dotted path `module:object` names; raises ConfigError where it is not there."""
+    if not DOTTED.fullmatch(path):
+        raise ConfigError(f"{path!r} is no dotted path; write it as module:object.")
+    module_name, _, attributes = path.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name + ".").startswith(error.name + "."):
+            raise ConfigError(
+                f"{path!r}: there is no module {error.name}; check the name, and that it is "
+                "installed or stands in the working directory."
+            ) from None
+        raise
+    for name in attributes.split("."):
+        if not hasattr(found, name):
+            near = nearest(name, dir(found))
+            hint = f"did you mean {near}?" if near else "check the name."
+            raise ConfigError(f"{path!r}: {module_name} has no {name}; {hint}")
+        found = getattr(found, name)
+    return found
+
+
+def _sections() -> dict[str, type[Section]]:
+    fields = RunConfig.model_fields.items()
+    return {name: field.annotation for name, field in fields if field.json_schema_extra is None}
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    """Set one `section.key=value` in `values`."""
+    name, equals, text = change.partition("=")
+    section, _, inner = name.strip().rpartition(".")
+    if not equals or not inner:
+        raise ConfigError(f"the override {change[:60]!r} must look like section.key=value.")
+    owner: type[Section] = RunConfig if not section else _sections().get(section)
+    if owner is None:
+        raise ConfigError(RunConfig.unknown(section))
+    if inner not in owner.model_fields or inner == "overrides":
+        raise ConfigError(owner.unknown(inner))
+    if not section and inner in _sections():
+        raise ConfigError(f"{inner} is a section; write {inner}.key=value.")
+    value = _override_value(text.strip(), owner, inner)
+    if not section:
+        values[inner] = value
+        return
+    kept = values.get(section)
+    if kept is None or isinstance(kept, dict):
+        values[section] = {**(kept or {}), inner: value}
+
+
+def _override_value(text: str, owner: type[Section], name: str) -> Any:
+    """The text as YAML, but as it stands where the key wants text."""
+    value = parse_yaml(text, f"the override of {owner.full(name)}")
+    _refuse_secrets({name: value})
+    wants_text = owner.model_fields[name].annotation in (str, str | None)
+    return text if wants_text and not isinstance(value, (str, type(None))) else value
+
+
+def _refuse_secrets(value: Any, path: str = "") -> None:
+    """Raise ConfigError where a key or a value looks like a secret; the value is never shown."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            full = f"{path}.{name}" if path else str(name)
+            if _is_secret_key(str(name)):
+                raise _secret(full)
+            _refuse_secrets(inner, full)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _refuse_secrets(inner, path)
+    elif isinstance(value, str) and (_SECRET_VALUE.search(value) or _is_secret_change(value)):
+        raise _secret(path)
+
+
+def _secret(path: str) -> ConfigError:
+    return ConfigError(
+        f"{path[:60]} looks like a secret, and papermill writes parameters into its output; "
+        "set it in the environment and leave it out here."
+    )
+
+
+def _is_secret_change(text: str) -> bool:
+    name, equals, _ = text.partition("=")
+    return bool(equals) and _is_secret_key(name.strip().rpartition(".")[2])
+
+
+def _is_secret_key(name: str) -> bool:
+    known = {k for section in _sections().values() for k in section.model_fields}
+    if name in known or name in RunConfig.model_fields:
+        return False
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[-\s.]+", "_", name).lower()
+    # max_new_token is a slip of the pen, hf_token is not
+    return bool(_SECRET_KEY.search(words)) and words + "s" not in known
+
+
+def parameter_table() -> str:
+    """All keys as a Markdown table; `docs/parameters.md` is this text."""
+    lines = [
+        "# Parameters",
+        "",
+        "Made by `python -m rlkit.config > docs/parameters.md`. A params file holds sections; "
+        "`--set section.key=value` changes one value.",
+        "",
+        "| key | default | unit | range | what it is |",
+        "|---|---|---|---|---|",
+    ]
+    for row in RunConfig.describe():
+        default = "null" if row.default is None else shown(row.default).strip("'")
+        cells = (f"`{row.key}`", f"`{default}`", row.unit, row.range, row.help)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(parameter_table(), end="")

@@ -1,0 +1,264 @@
+"""The sections of parameters: every key with its default, range, unit and help. Nothing else in
+the project holds a default of its own; `docs/parameters.md` is this file as a table."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rlkit.errors import ConfigError
+from rlkit.section import Section, key
+
+
+class ModelSection(Section):
+    title: ClassVar[str] = "model"
+    base_model_path: str = key(
+        "Qwen/Qwen3-8B",
+        "model that the Executor runs on: a local folder, a hub id, smollm2-135m-instruct (comes "
+        "with the installation), or debug (two random layers)",
+        min_length=1,
+    )
+    vllm_base_url: str = key(
+        "http://127.0.0.1:8000/v1",
+        "address of an OpenAI-compatible server",
+        pattern=r"^https?://\S+$",
+        allowed="an address that starts with http:// or https://",
+    )
+    checker_model: str | None = key(None, "name of the server's model that judges documents")
+    load_in_4bit: bool = key(True, "load the base in 4 bits where bitsandbytes works")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("auto", "precision of the base")
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "where the model is computed")
+    init_adapter: str | None = key(
+        None,
+        "adapter to start from: null for none, auto for a warm start made first, or a folder",
+        allowed="auto, or the path of an adapter's folder",
+        min_length=1,
+    )
+    enable_thinking: bool = key(False, "let a thinking model think before it writes clues")
+    trust_remote_code: bool = key(False, "run code that comes with a model")
+
+
+class LoraSection(Section):
+    title: ClassVar[str] = "lora"
+    rank: int = key(16, "rank of the adapter", "dimensions", ge=1, le=1024)
+    alpha: int = key(32, "scale; the adapter acts with alpha / rank", ge=1, le=4096)
+    dropout: float = key(0.1, "dropout on the adapter's input, in SFT only", "share", ge=0, lt=1)
+    target_modules: list[str] = key(
+        ["q_proj", "v_proj", "k_proj", "o_proj"], "layers that get an adapter", min_length=1
+    )
+
+
+class GrpoSection(Section):
+    title: ClassVar[str] = "grpo"
+    group_size: int = key(4, "actions sampled for one state (K)", "actions", ge=2, le=1024)
+    clip_epsilon: float = key(0.2, "the ratio is clipped below at 1 - this", "ratio", gt=0, lt=1)
+    clip_epsilon_high: float | None = key(
+        None, "the ratio is clipped above at 1 + this; null: clip_epsilon", "ratio", gt=0, le=100
+    )
+    kl_penalty: float = key(0.01, "weight of the KL to the reference (beta)", ge=0, le=100)
+    learning_rate: float = key(5e-5, "AdamW's peak learning rate", "per update", gt=0, le=1)
+    temperature: float = key(0.7, "divides the logits, everywhere alike", gt=0, le=10)
+    loss_type: Literal["grpo", "bnpo", "dapo", "dr_grpo", "gspo", "cispo"] = key(
+        "grpo", "how token losses are clipped and averaged"
+    )
+    kl_estimator: Literal["squared", "k2", "k3"] = key(
+        "squared", "the KL in the loss: squared log-ratio (twice k2), k2 or k3"
+    )
+    importance_level: Literal["token", "sequence"] = key(
+        "token", "one ratio a token, or one an action (gspo: always sequence)"
+    )
+    scale_rewards: Literal["group", "batch", "none"] = key(
+        "group", "whose standard deviation divides the advantages"
+    )
+    credit: Literal["action", "clue"] = key("action", "what a token is credited with")
+    num_iterations: int = key(1, "passes over each group", "passes", ge=1, le=64)
+    mask_truncated: bool = key(False, "leave out actions cut off at max_new_tokens")
+    top_p: float = key(1.0, "nucleus sampling; 1 is off", "probability", allowed="1 (off)")
+    top_k: int = key(0, "top-k sampling of tokens; 0 is off", "tokens", allowed="0 (off)")
+    reuse_prompt_graph: Literal["auto", "never"] = key(
+        "auto", "compute a group's prompt once, not group_size times"
+    )
+    max_new_tokens: int = key(128, "longest action", "tokens", ge=1, le=32768)
+    max_grad_norm: float = key(1.0, "the gradient is clipped to this norm", gt=0, le=1e6)
+    lr_schedule: Literal["constant", "linear", "cosine"] = key(
+        "constant", "learning rate after the warm-up"
+    )
+    warmup_steps: int = key(0, "updates over which the learning rate rises", "updates", ge=0)
+    weight_decay: float = key(0.0, "AdamW's weight decay", ge=0, le=1)
+
+    @classmethod
+    def refusal(cls, name: str, given: object) -> str:
+        if name == "kl_estimator" and given == "k1":
+            return (
+                "grpo.kl_estimator is 'k1', which has no gradient on-policy and cannot be a loss; "
+                "take squared, k2 or k3 (the metric kl is k3 in any case)."
+            )
+        return super().refusal(name, given)
+
+    def check(self) -> None:
+        for name, off in (("top_p", 1.0), ("top_k", 0)):
+            if getattr(self, name) != off:
+                raise ConfigError(
+                    f"grpo.{name} is {getattr(self, name)}; training allows only {off} (off), since "
+                    "the support of the log-probabilities would differ from what was sampled."
+                )
+        if self.loss_type == "gspo" and self.importance_level == "token":
+            if "importance_level" in self.model_fields_set:
+                raise ConfigError(
+                    "grpo.loss_type gspo has one ratio for a whole action and does not go with "
+                    "grpo.importance_level token; leave importance_level out or take sequence."
+                )
+            object.__setattr__(self, "importance_level", "sequence")
+
+
+class RewardSection(Section):
+    title: ClassVar[str] = "reward"
+    important_new: float = key(2.5, "a new IMPORTANT document", "reward", ge=-1000, le=1000)
+    important_seen: float = key(0.3, "a seen IMPORTANT document", "reward", ge=-1000, le=1000)
+    local_new: float = key(0.3, "a new LOCAL document", "reward", ge=-1000, le=1000)
+    local_seen: float = key(0.1, "a seen LOCAL document", "reward", ge=-1000, le=1000)
+    discard_new: float = key(0.0, "a new DISCARD document", "reward", ge=-1000, le=1000)
+    discard_seen: float = key(-0.1, "a seen DISCARD document", "reward", ge=-1000, le=1000)
+    invalid: float | None = key(
+        None,
+        "an action without clues or without hits; null: worked out as max_clues * top_k * "
+        "min(0, all values) - 0.1, and never more than that",
+        "reward",
+        ge=-1e6,
+        le=0,
+    )
+
+    def lowest(self) -> float:
+        """The lowest of 0 and the six values of a document."""
+        names = set(type(self).model_fields) - {"invalid"}
+        return min(0.0, *(getattr(self, name) for name in names))
+
+    def resolve_invalid(self, max_clues: int, top_k: int) -> None:
+        """Fill in `invalid`, or refuse one that a valid action could fall below."""
+        limit = round(max_clues * top_k * self.lowest() - 0.1, 6)
+        if self.invalid is None or self.invalid == limit:
+            object.__setattr__(self, "invalid", limit)
+            self.model_fields_set.discard("invalid")  # a changed copy works it out anew
+        elif self.invalid > limit + 1e-9:
+            raise ConfigError(
+                f"reward.invalid is {self.invalid}; allowed is at most {limit} (max_clues * top_k * "
+                "lowest value - 0.1), so that no valid action scores less; lower it or leave it out."
+            )
+
+
+class TrainingSection(Section):
+    title: ClassVar[str] = "training"
+    num_epochs: int = key(5, "epochs; each ends with an evaluation", "epochs", ge=1)
+    batch_size: int = key(1, "groups a step on every process", "states", ge=1)
+    steps_per_epoch: int = key(10, "steps an epoch", "steps", ge=1)
+    gradient_accumulation_steps: int = key(2, "the optimiser moves once in so many", "steps", ge=1)
+    max_steps: int = key(1000, "training stops here at the latest", "steps", ge=1)
+    save_every_n_steps: int = key(1, "a checkpoint every so many steps", "steps", ge=1)
+    keep_last: int = key(3, "checkpoints kept (and the best one)", "checkpoints", ge=1)
+    resume: bool = key(True, "go on where the run's folder stands")
+    gradient_checkpointing: bool = key(True, "recompute activations to save memory")
+
+
+class DataSection(Section):
+    title: ClassVar[str] = "data"
+    source: Literal["demo", "rounds", "library"] = key(
+        "demo", "made-up library, recorded rounds, or a corpus and questions"
+    )
+    rounds_path: str | None = key(None, "folder of recorded rounds", min_length=1)
+    corpus_path: str | None = key(None, "documents: a file or folder", min_length=1)
+    questions_path: str | None = key(None, "questions: a file or folder", min_length=1)
+    max_questions: int | None = key(None, "questions used; null: all", "questions", ge=1)
+    min_clues_per_round: int = key(2, "rounds with fewer are no samples", "clues", ge=1)
+    max_samples_per_question: int = key(10, "states a question gives", "states", ge=1)
+    train_ratio: float = key(0.8, "share that trains, by question", "share", gt=0, lt=1)
+    dev_ratio: float = key(0.1, "share of those kept for epoch evaluations", "share", ge=0, lt=1)
+    split: Literal["hard_first", "random", "stratified"] = key(
+        "hard_first", "who goes into evaluation: the hardest, any, or the same mix of hops"
+    )
+    collectors: list[str] = key(
+        ["scripted"],
+        "policies that play the questions when rounds are collected",
+        choices=("raw_question", "scripted"),
+        dotted=True,
+        min_length=1,
+    )
+    max_rounds: int = key(3, "rounds a question is played when collecting", "rounds", ge=1, le=100)
+
+    def check(self) -> None:
+        needed = {"library": ("corpus_path", "questions_path"), "rounds": ("rounds_path",)}
+        missing = [name for name in needed.get(self.source, ()) if getattr(self, name) is None]
+        if missing:
+            raise ConfigError(
+                f"data.source is {self.source!r}, which needs "
+                f"{' and '.join('data.' + name for name in missing)}; set it, or take source demo."
+            )
+
+
+class SearchSection(Section):
+    title: ClassVar[str] = "search"
+    backend: str = key("bm25s", "search engine", choices=("bm25s", "rank-bm25"), dotted=True)
+    k1: float = key(0.9, "BM25: how soon repeated words stop counting", ge=0, le=100)
+    b: float = key(0.4, "BM25: how much long documents are held back", ge=0, le=1)
+    top_k: int = key(5, "hits taken of each clue", "documents", ge=1, le=10000)
+    max_clues: int = key(4, "clues of one action that count", "clues", ge=1, le=1000)
+    max_documents: int = key(8, "new documents read an action", "documents", ge=1, le=10000)
+    stem: bool = key(False, "stem English words")
+    stop_words: bool = key(True, "leave out English stop words")
+
+
+class ExecutorSection(Section):
+    title: ClassVar[str] = "executor"
+    prompt: str | None = key(None, "a prompt of your own in place of the layout's", dotted=True)
+    layout: Literal["two_phase", "legacy", "bare"] = key("two_phase", "how clues are asked for")
+    language: Literal["auto", "en", "zh"] = key("auto", "the prompt's; auto: the question's")
+    max_prompt_tokens: int = key(
+        2048, "longer prompts lose their oldest context", "tokens", ge=32, le=1_000_000
+    )
+    plain_lines: bool = key(True, "untagged lines count as clues")
+
+
+class CheckerSection(Section):
+    title: ClassVar[str] = "checker"
+    kind: str = key("gold", "who judges documents", choices=("gold",), dotted=True)
+
+
+class EvaluationSection(Section):
+    title: ClassVar[str] = "evaluation"
+    policies: list[str] = key(
+        ["raw_question", "untouched", "warm_start", "tuned", "oracle"],
+        "what is compared",
+        choices=("raw_question", "scripted", "untouched", "warm_start", "tuned", "oracle"),
+        dotted=True,
+        min_length=1,
+    )
+    max_states: int | None = key(None, "states evaluated; null: all", "states", ge=1)
+    batch_size: int = key(8, "states written for at once", "states", ge=1)
+    epoch_states: int = key(16, "dev states at the end of each epoch; 0: none", "states", ge=0)
+    split: Literal["eval", "dev", "train"] = key("eval", "whose states are evaluated")
+
+
+class SftSection(Section):
+    title: ClassVar[str] = "sft"
+    learning_rate: float = key(2e-4, "AdamW's learning rate", "per update", gt=0, le=1)
+    num_epochs: int = key(1, "passes over the samples", "epochs", ge=1)
+    batch_size: int = key(4, "samples an update", "samples", ge=1)
+    max_samples: int | None = key(None, "samples used; null: all", "samples", ge=1)
+    max_grad_norm: float = key(1.0, "the gradient is clipped to this norm", gt=0, le=1e6)
+    warmup_steps: int = key(0, "updates over which the learning rate rises", "updates", ge=0)
+
+
+class MergeSection(Section):
+    title: ClassVar[str] = "merge"
+    checkpoints: list[int] = key([], "steps whose checkpoints are merged; empty: all", "steps")
+    output_dir: str | None = key(None, "where to; null: merged/ in the run's folder", min_length=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = key("bfloat16", "precision saved")
+
+
+class TuneSection(Section):
+    title: ClassVar[str] = "tune"
+
+
+class MonitoringSection(Section):
+    title: ClassVar[str] = "monitoring"
+    use_tensorboard: bool = key(True, "write TensorBoard events into the run's folder")
+    use_wandb: bool = key(False, "log to Weights & Biases (its key comes from the environment)")
+    wandb_project: str = key("rlkit", "project there", min_length=1)
