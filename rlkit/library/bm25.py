@@ -1,0 +1,158 @@
+"""BM25 with two backends behind one small interface; both rank alike and give the same scores.
+
+    score(q, d) = sum over the words t of q of  idf(t) * tf / (tf + k1 * (1 - b + b * |d| / avg|d|))
+    idf(t)      = ln(1 + (N - n + 0.5) / (n + 0.5))        never negative (N documents, n with t)
+
+This is Lucene's BM25 ("accurate" in Kamphuis et al., ECIR 2020, table 1, with exact document
+lengths and without the constant factor k1 + 1). A word that stands twice in a query counts twice.
+Titles are searched together with texts. A document that shares no word with the query is no hit;
+documents whose scores agree to 9 digits after the point are ranked in the order of the corpus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from rlkit.errors import ConfigError, DataError
+from rlkit.library.corpus import Corpus
+from rlkit.library.tokenize import Tokenizer
+
+_DIGITS = 9  # float64 sums in another order differ in the 15th digit; equal scores must tie
+
+
+class Hit(NamedTuple):
+    """A document that was found: its place in the corpus, and its score (larger is better)."""
+
+    position: int
+    score: float
+
+
+class SearchBackend(Protocol):
+    """What a search backend must do; a user's own is named in `search.backend` as
+    `module:object`, a callable (corpus, search_config) -> SearchBackend."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """For each query at most `top_k` hits, best first; [] where no document shares a word."""
+        ...
+
+
+class BM25sBackend:
+    """BM25 by bm25s: scores are computed once, kept on disk, and mapped into memory."""
+
+    def __init__(self, corpus: Corpus, k1: float = 0.9, b: float = 0.4,
+                 tokenizer: Tokenizer | None = None, cache_folder: str | Path | None = None) -> None:
+        from rlkit.library.bm25_index import build_index, cached_index
+
+        self._tokenizer = tokenizer or Tokenizer()
+        settings = {"k1": float(k1), "b": float(b), "stem": self._tokenizer.stem,
+                    "stop_words": self._tokenizer.stop_words}
+
+        def build():
+            return build_index(corpus_words(corpus, self._tokenizer), k1, b)
+
+        self._index = build() if cache_folder is None else cached_index(
+            Path(cache_folder), corpus.fingerprint, settings, build
+        )
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """See SearchBackend; one call for a batch of queries."""
+        return [self._search_one(query, top_k) for query in queries]
+
+    def _search_one(self, query: str, top_k: int) -> list[Hit]:
+        # Sorted, so that the words of a query in another order give the very same sums.
+        word_ids = sorted(self._index.get_tokens_ids(self._tokenizer(query)))
+        return best_hits(self._index.get_scores_from_ids(word_ids), top_k) if word_ids else []
+
+
+class RankBM25Backend:
+    """BM25 by rank-bm25, with an idf that is never negative; slow, but independent of bm25s."""
+
+    def __init__(self, corpus: Corpus, k1: float = 0.9, b: float = 0.4,
+                 tokenizer: Tokenizer | None = None, cache_folder: str | Path | None = None) -> None:
+        self._tokenizer = tokenizer or Tokenizer()
+        self._index = _okapi(corpus_words(corpus, self._tokenizer), k1, b)
+        self._scale = k1 + 1.0  # rank-bm25 keeps the constant factor that Lucene dropped
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """See SearchBackend."""
+        return [self._search_one(query, top_k) for query in queries]
+
+    def _search_one(self, query: str, top_k: int) -> list[Hit]:
+        words = [word for word in self._tokenizer(query) if word in self._index.idf]
+        return best_hits(self._index.get_scores(words) / self._scale, top_k) if words else []
+
+
+BACKENDS: dict[str, Callable[..., SearchBackend]] = {
+    "bm25s": BM25sBackend,
+    "rank-bm25": RankBM25Backend,
+}
+
+
+def build_backend(corpus: Corpus, search_config: Any,
+                  cache_folder: str | Path | None = None) -> SearchBackend:
+    """The backend that a configuration names.
+
+    search_config: anything with `backend`, `k1`, `b`, `stem` and `stop_words`.
+    cache_folder: where bm25s keeps its index; None: in memory only.
+    Raises ConfigError for an unknown name.
+    """
+    name = search_config.backend
+    if name in BACKENDS:
+        tokenizer = Tokenizer(stem=search_config.stem, stop_words=search_config.stop_words)
+        return BACKENDS[name](corpus, search_config.k1, search_config.b, tokenizer, cache_folder)
+    if ":" not in name:
+        raise ConfigError(
+            f"search.backend is {name!r}; allowed are {', '.join(BACKENDS)}, or module:object."
+        )
+    from rlkit.config import load_object
+
+    return load_object(name)(corpus, search_config)
+
+
+def idf(n: int, n_documents: int) -> float:
+    """Lucene's inverse document frequency of a word that stands in n documents; above 0."""
+    return math.log(1.0 + (n_documents - n + 0.5) / (n + 0.5))
+
+
+def corpus_words(corpus: Corpus, tokenizer: Tokenizer) -> list[list[str]]:
+    """The words of each document, title first.
+
+    Raises DataError where no document holds a single word.
+    """
+    words = [tokenizer(f"{document.title}\n{document.text}") for document in corpus]
+    if not any(words):
+        raise DataError(
+            f"none of the {len(corpus)} documents holds a word that can be searched for; "
+            "check the corpus's title and text fields."
+        )
+    return words
+
+
+def best_hits(scores: np.ndarray, top_k: int) -> list[Hit]:
+    """The best of scores (N,) above 0, best first, ties in the order of the corpus."""
+    if top_k < 1:
+        raise ConfigError(f"top_k is {top_k}; at least 1 document per clue must be asked for.")
+    scores = np.round(scores, _DIGITS)
+    found = np.flatnonzero(scores > 0)
+    if len(found) > top_k:
+        worst = np.partition(scores[found], -top_k)[-top_k]
+        found = found[scores[found] >= worst]  # all ties stay in until they are sorted
+    order = np.lexsort((found, -scores[found]))[:top_k]
+    return [Hit(int(i), float(scores[i])) for i in found[order]]
+
+
+def _okapi(words: list[list[str]], k1: float, b: float):
+    import rank_bm25
+
+    class LuceneOkapi(rank_bm25.BM25Okapi):
+        """rank-bm25's own idf is 0 or negative for words in half of the documents."""
+
+        def _calc_idf(self, nd: dict[str, int]) -> None:
+            self.idf = {word: idf(n, self.corpus_size) for word, n in nd.items()}
+
+    return LuceneOkapi(words, k1=k1, b=b)

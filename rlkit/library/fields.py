@@ -1,0 +1,85 @@
+"""Takes checked values out of one row of a file; every error names file, line and field."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlkit.errors import DataError
+from rlkit.library.corpus import clean_text
+
+
+class Row(NamedTuple):
+    """One object of a file, and where it stands (`file, line n`)."""
+
+    fields: dict[str, Any]
+    where: str
+
+    @classmethod
+    def checked(cls, value: Any, where: str) -> Row:
+        """A row from any JSON value. Raises DataError where it is not an object."""
+        if not isinstance(value, dict):
+            raise DataError(
+                f"{where}: a {type(value).__name__} where an object is wanted; "
+                "every row must look like {...}."
+            )
+        return cls(value, where)
+
+    def child(self, key: str, number: int, value: Any) -> Row:
+        """An object inside this row, e.g. the second of its `paragraphs`."""
+        return Row.checked(value, f"{self.where}, field '{key}[{number}]'")
+
+
+def text_field(row: Row, *names: str, required: bool = True) -> str:
+    """The first of the named fields that is there, cleaned and stripped ('' if optional).
+
+    Raises DataError where it is missing, empty, or not text.
+    """
+    name = next((n for n in names if row.fields.get(n) is not None), None)
+    if name is None:
+        if not required:
+            return ""
+        raise DataError(f"{row.where}, field {_alternatives(names)}: missing; give it a text.")
+    value = row.fields[name]
+    if not isinstance(value, str):
+        raise DataError(
+            f"{row.where}, field '{name}': a {type(value).__name__} where text is wanted."
+        )
+    text = clean_text(value).strip()
+    if required and not text:
+        raise DataError(f"{row.where}, field '{name}': empty; give it a text.")
+    return text
+
+
+def identifier(row: Row, *names: str) -> str:
+    """The first of the named fields as an id; whole numbers are taken as text."""
+    name = next((n for n in names if row.fields.get(n) is not None), None)
+    if name and isinstance(row.fields[name], int) and not isinstance(row.fields[name], bool):
+        return str(row.fields[name])
+    return text_field(row, *names)
+
+
+def strings(row: Row, *names: str) -> tuple[str, ...]:
+    """The first of the named fields as distinct texts in order; () where there is none."""
+    name = next((n for n in names if row.fields.get(n) is not None), None)
+    if name is None:
+        return ()
+    found = {}
+    for number, value in enumerate(list_field(row, name)):
+        found[identifier(Row({"": value}, f"{row.where}, field '{name}[{number}]'"), "")] = None
+    return tuple(found)
+
+
+def list_field(row: Row, name: str) -> list[Any]:
+    """A field that must be a list. Raises DataError where it is missing or something else."""
+    value = row.fields.get(name)
+    if not isinstance(value, list):
+        raise DataError(
+            f"{row.where}, field '{name}': "
+            + ("missing" if value is None else f"a {type(value).__name__}")
+            + " where a list is wanted."
+        )
+    return value
+
+
+def _alternatives(names: tuple[str, ...]) -> str:
+    return " or ".join(f"'{name}'" for name in names)
