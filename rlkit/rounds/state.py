@@ -212,6 +212,8 @@ def make_state(
 
 
 def _refuse_repeats(table: str, ids: Sequence[str]) -> None:
-    if len(set(ids)) < len(ids):
-        repeated = next(name for name in ids if ids.count(name) > 1)
-        raise ValueError(f"{table} holds the id {repeated[:60]!r} twice; ids must be unique")
+    met: set[str] = set()
+    for name in ids:
+        if name in met:
+            raise ValueError(f"{table} holds the id {name[:60]!r} twice; ids must be unique")
+        met.add(name)

@@ -1,0 +1,101 @@
+"""The DocumentChecker: labels what a search brought back. `GoldChecker` works offline, from the
+gold documents of the question, by simple rules that anybody can redo by hand."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rlkit.errors import DataError
+from rlkit.library.corpus import Corpus, Document
+from rlkit.rounds.state import State, Verdict
+
+MIN_TITLE = 4  # characters; shorter titles stand in texts by chance
+MIN_TITLE_CJK = 2
+_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
+
+
+class DocumentChecker(Protocol):
+    """Labels documents for one state; None means that a document could not be judged."""
+
+    def check(
+        self, state: State, documents: Sequence[Document]
+    ) -> Mapping[str, Verdict | None]:
+        """docid -> verdict. A document that is left out counts as unjudged."""
+        ...
+
+
+class GoldChecker:
+    """Gold documents are IMPORTANT; a document whose title stands in a gold text, or that holds
+    a gold title, is LOCAL; the rest is DISCARD.
+
+    Titles are matched whole, case and width folded, at word boundaries (Chinese, Japanese and
+    Korean need none), if they have at least 4 characters, or 2 of those scripts. Without gold,
+    the documents that records label IMPORTANT take its place.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus = corpus
+        self._gold: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+        self._verdicts: dict[tuple[tuple[str, ...], str], Verdict] = {}
+
+    def check(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
+        """docid -> verdict for each document; what a question asked once is remembered.
+
+        Raises DataError where the question has neither gold nor known documents.
+        """
+        gold = state.gold_docids or tuple(sorted(state.known_important))
+        if not gold:
+            raise DataError(
+                f"question {state.question_id} has no gold documents, so the gold checker cannot "
+                "label what is found; give gold_docids, or name another checker in checker.kind."
+            )
+        return {document.docid: self._verdict(gold, document) for document in documents}
+
+    def _verdict(self, gold: tuple[str, ...], document: Document) -> Verdict:
+        key = (gold, document.docid)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._judge(gold, document)
+        return self._verdicts[key]
+
+    def _judge(self, gold: tuple[str, ...], document: Document) -> Verdict:
+        if document.docid in gold:
+            return "IMPORTANT"
+        title, text = _folded(document.title), _folded(document.text)
+        for gold_title, gold_text in self._gold_texts(gold):
+            if stands_in(title, gold_text) or stands_in(gold_title, f"{title} {text}"):
+                return "LOCAL"
+        return "DISCARD"
+
+    def _gold_texts(self, gold: tuple[str, ...]) -> list[tuple[str, str]]:
+        """Folded (title, text) of the gold documents that the corpus holds."""
+        if gold not in self._gold:
+            found = (self.corpus.get(docid) for docid in gold)
+            self._gold[gold] = [(_folded(d.title), _folded(d.text)) for d in found if d]
+        return self._gold[gold]
+
+
+def stands_in(title: str, text: str) -> bool:
+    """Whether a folded title stands in a folded text as words of its own."""
+    if len(title) < (MIN_TITLE_CJK if _CJK.search(title) else MIN_TITLE):
+        return False
+    start = text.find(title)
+    while start >= 0:
+        if _is_edge(text, start, -1) and _is_edge(text, start + len(title), 1):
+            return True
+        start = text.find(title, start + 1)
+    return False
+
+
+def _is_edge(text: str, at: int, side: int) -> bool:
+    """Whether a word may begin (side -1) or end (side 1) at `at`."""
+    outside, inside = (at - 1, at) if side < 0 else (at, at - 1)
+    if not 0 <= outside < len(text) or not text[outside].isalnum():
+        return True
+    return not text[inside].isalnum() or bool(_CJK.match(text[inside]))
+
+
+def _folded(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

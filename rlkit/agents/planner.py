@@ -1,0 +1,74 @@
+"""The Planner: decides whether to search on, and for what. `RulePlanner` looks only at what the
+rounds have shown so far, never at gold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from rlkit.library.tokenize import dominant_language
+from rlkit.rounds.state import ANSWER, SEARCH, EntityRow, RoundFile
+
+
+class Plan(NamedTuple):
+    """What to do next: a strategy (`SEARCH` goes on, anything else ends) and a subgoal."""
+
+    strategy: str
+    subgoal: str
+
+
+class Planner(Protocol):
+    """`history` holds the state before the first round and after each round since."""
+
+    def plan(self, question: str, history: Sequence[RoundFile]) -> Plan:
+        """The plan of the next round."""
+        ...
+
+
+SUBGOALS = {
+    "en": "Find what is still missing about {name}",
+    "zh": "查明关于{name}还缺少的信息",
+}
+
+
+class RulePlanner:
+    """First the question itself; then, round by round, the newest name that turned up in a
+    document found IMPORTANT and that was not asked about yet. Ends after a round that brought
+    nothing new."""
+
+    def plan(self, question: str, history: Sequence[RoundFile]) -> Plan:
+        """SEARCH with a subgoal in the question's language, or ANSWER with none."""
+        now = history[-1]
+        if len(history) > 1 and len(set(now.seen_docids)) == len(set(history[-2].seen_docids)):
+            return Plan(ANSWER, "")
+        name = _newest_open_name(question, now) if len(history) > 1 else None
+        if name is None:
+            return Plan(SEARCH, question)
+        return Plan(SEARCH, SUBGOALS[dominant_language(question)].format(name=name))
+
+
+def _newest_open_name(question: str, now: RoundFile) -> str | None:
+    """The first name of the newest important documents that is neither in the question, nor
+    the title of a found document, nor part of a subgoal so far; names of two words or more
+    first."""
+    rounds = {row.docid: row.round for row in now.document_table if row.verdict == "IMPORTANT"}
+    taken = " ".join([question, *(row.description for row in now.target_table)]).casefold()
+    titles = {row.title.casefold() for row in now.document_table}
+    best: tuple[int, bool] = (-1, False)
+    name = None
+    for row in now.entity_table:
+        if row.name.casefold() in taken or row.name.casefold() in titles:
+            continue
+        rank = (_first_round(row, rounds), _is_specific(row.name))
+        if rank[0] >= 0 and rank > best:
+            best, name = rank, row.name
+    return name
+
+
+def _first_round(row: EntityRow, rounds: dict[str, int]) -> int:
+    """The round that brought the first important document with this name; -1 if none did."""
+    return min((rounds[docid] for docid in row.docids if docid in rounds), default=-1)
+
+
+def _is_specific(name: str) -> bool:
+    return " " in name or not name.isascii()
