@@ -1,0 +1,193 @@
+"""The Executor: the agent that writes clues. A `Policy` is whatever takes its place; the three here
+need no model: the raw question, a script that uses what the state shows, and the oracle."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from rlkit.agents.clues import (
+    MAX_CLUE_CHARS,
+    MAX_CLUE_WORDS,
+    clean_clue,
+    distinct_clues,
+    fold_clue,
+    format_clues,
+)
+from rlkit.agents.names import names_in
+from rlkit.errors import ConfigError, nearest
+from rlkit.library.corpus import Corpus
+from rlkit.library.tokenize import Tokenizer, dominant_language
+from rlkit.rounds.state import State
+
+_SENTENCE_END = re.compile(r"(?<=[.!?;。！？；])\s+|(?<=[。！？；])")
+_QUALIFIER = re.compile(r" ?\([^()]{1,40}\)")
+_STEM = 5  # letters: enough for directed / director, born / birthplace stay apart
+_FROM_STATE = {"question": 3.0, "subgoal": 3.0, "IMPORTANT": 1.5, "LOCAL": 0.0}
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Writes one action for a state, as text that `parse_clues_from_output` can read.
+
+    Optional: `write_batch(states) -> list[str]`, and an attribute `deep`; a deep policy is
+    evaluated so deep in its rankings that `max_documents` new documents can be read.
+    """
+
+    def write(self, state: State) -> str:
+        """The completion for one state."""
+        ...
+
+
+class RawQuestionPolicy:
+    """The question as its own and only clue; a question beyond 64 words is cut there."""
+
+    deep = True
+
+    def __init__(self, layout: str = "bare") -> None:
+        self.layout = layout
+
+    def write(self, state: State) -> str:
+        """See Policy."""
+        return format_clues([fit_clue(state.question)], self.layout)
+
+
+class OraclePolicy:
+    """The titles of the known documents that are still missing: an upper bound, no competitor.
+
+    Where more are missing than clues are allowed, the first ones in the order of the gold; where
+    none is missing, the question.
+    """
+
+    def __init__(self, corpus: Corpus, max_clues: int = 4, layout: str = "bare") -> None:
+        self.corpus, self.max_clues, self.layout = corpus, max_clues, layout
+
+    def write(self, state: State) -> str:
+        """See Policy."""
+        order = [*state.gold_docids, *sorted(state.known_important.difference(state.gold_docids))]
+        wanted = [self.corpus.get(docid) for docid in order if docid in state.missing]
+        titles = [fit_clue(document.title or document.text) for document in wanted if document]
+        clues = distinct_clues(titles, self.max_clues) or [fit_clue(state.question)]
+        return format_clues(clues, self.layout)
+
+
+class ScriptedPolicy:
+    """Searches for the names that the state shows and that were not found yet.
+
+    Names of the question and of the subgoal come first, then those of IMPORTANT documents, the
+    newest first and those in sentences that share words with the question. How many clues are
+    written, and some of their order, varies by state id and seed, so that records differ; the
+    same state and seed give the same clues everywhere.
+    """
+
+    def __init__(self, max_clues: int = 4, seed: int = 7, layout: str = "bare") -> None:
+        self.max_clues, self.seed, self.layout = max_clues, seed, layout
+
+    def write(self, state: State) -> str:
+        """See Policy."""
+        draw = random.Random(f"{self.seed}/{state.state_id}")
+        ranked = sorted(
+            ((value + 1.5 * draw.random(), name) for name, value in _open_names(state).items()),
+            reverse=True,
+        )
+        wanted = draw.randint(min(2, self.max_clues), self.max_clues)
+        clues = distinct_clues([name for _, name in ranked], wanted)
+        if len(clues) < min(2, self.max_clues):
+            spare = [state.question, state.subgoal, _content_words(state.question)]
+            clues = distinct_clues([*clues, *map(fit_clue, spare)], min(2, self.max_clues))
+        return format_clues(clues, self.layout)
+
+
+def build_policy(name: str, config: Any, corpus: Corpus) -> Policy:
+    """The policy that `data.collectors` or `evaluation.policies` names: raw_question, scripted,
+    oracle, or `module:object`, a callable (config, corpus) -> Policy.
+
+    Raises ConfigError for another name, or where the object makes no Policy.
+    """
+    max_clues, layout = config.search.max_clues, config.executor.layout
+    if name == "raw_question":
+        return RawQuestionPolicy(layout)
+    if name == "scripted":
+        return ScriptedPolicy(max_clues, config.seed, layout)
+    if name == "oracle":
+        return OraclePolicy(corpus, max_clues, layout)
+    if ":" not in name:
+        near = nearest(name, ("raw_question", "scripted", "oracle"))
+        raise ConfigError(
+            f"{name!r} is no policy that works without a model; allowed are raw_question, scripted, "
+            "oracle, or module:object" + (f"; did you mean {near}?" if near else ".")
+        )
+    from rlkit.config import load_object
+
+    policy = load_object(name)(config, corpus)
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"{name} made a {type(policy).__name__}, which has no write(state) -> str; see the "
+            "protocol rlkit.agents.executor.Policy."
+        )
+    return policy
+
+
+def fit_clue(text: str) -> str:
+    """Text cut at a word so that it is short enough for one clue; empty if nothing is searchable."""
+    text = " ".join(text.split()[:MAX_CLUE_WORDS])
+    if len(text) > MAX_CLUE_CHARS:
+        cut = text[:MAX_CLUE_CHARS]
+        text = cut[: cut.rfind(" ")] if " " in cut else cut
+    return clean_clue(text) or clean_clue(text[: 2 * MAX_CLUE_WORDS])
+
+
+def _open_names(state: State) -> dict[str, float]:
+    """Names that the state shows and no found document bears, each with how promising it is."""
+    found = {key for row in state.document_table for key in _title_keys(row.title)}
+    asked = _stems(state.question)
+    values: dict[str, float] = {}
+    spelling: dict[str, str] = {}
+    for source, age, text in _shown_texts(state):
+        for sentence in _SENTENCE_END.split(text):
+            shared = len(asked & _stems(sentence)) if source in ("IMPORTANT", "LOCAL") else 0
+            value = _FROM_STATE[source] + min(shared, 4) - 0.5 * age
+            for name in _qualified_names(sentence):
+                key = fold_clue(name)
+                if key not in found:
+                    spelling.setdefault(key, name)
+                    values[key] = max(value, values.get(key, value))
+    return {spelling[key]: value for key, value in values.items()}
+
+
+def _shown_texts(state: State) -> Iterator[tuple[str, int, str]]:
+    """(source, age in rounds, text) of all that the state shows."""
+    yield "question", 0, state.question
+    if state.subgoal != state.question:
+        yield "subgoal", 0, state.subgoal
+    contexts = {row.docid: row.text for row in state.context_table}
+    for row in state.document_table:
+        if row.verdict in ("IMPORTANT", "LOCAL"):
+            age = max(0, state.round - 1 - row.round)
+            yield row.verdict, age, contexts.get(row.docid) or row.summary
+
+
+def _qualified_names(sentence: str) -> list[str]:
+    """Names, each with a qualifier in brackets if one follows (`Solaris (novel)`), but not those
+    that are part of another one."""
+    names = []
+    for name in names_in(sentence):
+        qualifier = _QUALIFIER.match(sentence, sentence.find(name) + len(name))
+        names.append(name + qualifier[0] if qualifier and name in sentence else name)
+    return [name for name in names if not any(name in other != name for other in names)]
+
+
+def _title_keys(title: str) -> tuple[str, str]:
+    """A title, and the same without a qualifier in brackets, folded."""
+    return fold_clue(title), fold_clue(_QUALIFIER.sub("", title))
+
+
+def _stems(text: str) -> set[str]:
+    return {word[:_STEM] for word in Tokenizer()(text) if len(word) > 2}
+
+
+def _content_words(text: str) -> str:
+    """The words that BM25 sees; Chinese has no such form (its words are pairs of characters)."""
+    return " ".join(dict.fromkeys(Tokenizer()(text))) if dominant_language(text) == "en" else ""
