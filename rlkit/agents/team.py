@@ -1,25 +1,23 @@
-"""The team plays whole questions over a library, and `collect` records what it did. Any `Policy`
-can be the Executor; all other agents are frozen."""
+"""The team plays whole questions over a library. Any `Policy` can be the Executor; all other
+agents are frozen. `collect` (in `recording.py`) plays a set of questions and records them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
 
 from rlkit.agents.checker import DocumentChecker
 from rlkit.agents.entities import EntityManager, ReadDocument, RuleEntityManager, Tables
 from rlkit.agents.executor import Policy
 from rlkit.agents.parse import parse_clues_from_output
 from rlkit.agents.planner import Plan, Planner, RulePlanner
-from rlkit.errors import DataError, RlkitError
-from rlkit.files import check_id
+from rlkit.agents.recording import CollectReport, Recorded, collect, is_recorded
+from rlkit.errors import RlkitError
 from rlkit.library.corpus import Document, Question
 from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator
-from rlkit.rounds.reading import DamagedFile, read_recorded
 from rlkit.rounds.state import (
+    FAILED,
+    FINISHED,
     SEARCH,
     MetaFile,
     ResultRow,
@@ -29,16 +27,9 @@ from rlkit.rounds.state import (
     Verdict,
     make_state,
 )
-from rlkit.rounds.writer import META_NAME, RoundWriter, round_name, run_folders
+from rlkit.rounds.writer import round_name
 
-FINISHED, FAILED = "finished", "failed"
-
-
-class Recorded(NamedTuple):
-    """One played question, ready for `RoundWriter.write_run`."""
-
-    meta: MetaFile
-    rounds: list[RoundFile]
+__all__ = ["CollectReport", "Recorded", "Team", "collect", "is_recorded"]
 
 
 @dataclass(slots=True)
@@ -190,94 +181,13 @@ class _Game:
                 docid=row.docid,
                 clue=row.clue,
                 rank=row.rank,
-                score=row.score,
+                score=float(row.score),
                 verdict=verdicts.get(row.docid),
             )
             for row in ranked
         )
         now_seen = before.seen_docids + tuple(item.document.docid for item in read)
         return _round_file(before.round + 1, self.plan, clues, tables, now_seen, results)
-
-
-@dataclass(slots=True)
-class CollectReport:
-    """What one collector did; counts, and seconds of wall time."""
-
-    collector: str
-    questions: int
-    played: int = 0
-    skipped: int = 0
-    failed: int = 0
-    rounds: int = 0
-    documents_read: int = 0
-    seconds: float = 0.0
-    first_failure: str | None = None
-
-    def __str__(self) -> str:
-        failures = f", {self.failed} failed (first: {self.first_failure})" if self.failed else ""
-        return (
-            f"{self.collector}: {self.played} of {self.questions} questions played in "
-            f"{self.seconds:.1f} s, {self.skipped} were recorded already{failures}; "
-            f"{self.rounds} rounds, {self.documents_read} documents read"
-        )
-
-
-def collect(
-    team: Team,
-    questions: Sequence[Question],
-    root: str | Path,
-    progress: Callable[[CollectReport], None] | None = None,
-    batch_size: int | None = None,
-) -> CollectReport:
-    """Play every question that `team.collector` has not finished below `root` yet, and record it.
-
-    Each question is written whole when it ends, so that the work can be stopped at any time and
-    continued; failed questions are played again. `batch_size` questions are played side by side
-    (default 8 for a policy with `write_batch`, else 1); `progress` is called after each batch.
-    Raises DataError, before anything is played, for a question id that cannot name a folder.
-    """
-    for question in questions:
-        check_id(question.question_id, "the question id")
-    writer, report = RoundWriter(root), CollectReport(team.collector, len(questions))
-    todo = [q for q in questions if not is_recorded(root, q.question_id, team.collector)]
-    report.skipped = len(questions) - len(todo)
-    start = time.monotonic()
-    for batch in _batches(todo, batch_size or (8 if hasattr(team.executor, "write_batch") else 1)):
-        for recorded in team.play_many(batch):
-            writer.write_run(recorded.meta, recorded.rounds)
-            _count(recorded, report)
-        report.seconds = time.monotonic() - start
-        if progress is not None:
-            progress(report)
-    return report
-
-
-def is_recorded(root: str | Path, question_id: str, collector: str) -> bool:
-    """Whether `collector` has finished this question below `root`; damaged runs do not count."""
-    for folder in run_folders(Path(root) / question_id):
-        try:
-            meta = read_recorded(folder / META_NAME, MetaFile)
-        except DamagedFile:
-            continue
-        if meta.collector == collector and meta.status == FINISHED:
-            return True
-    return False
-
-
-def _batches(questions: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
-    if size < 1:
-        raise DataError(f"batch_size is {size}; it must be at least 1.")
-    for start in range(0, len(questions), size):
-        yield questions[start : start + size]
-
-
-def _count(recorded: Recorded, report: CollectReport) -> None:
-    report.played += 1
-    report.rounds += len(recorded.meta.rounds)
-    report.documents_read += len(recorded.rounds[-1].seen_docids)
-    if recorded.meta.status == FAILED:
-        report.failed += 1
-        report.first_failure = report.first_failure or recorded.meta.rounds[-1].failed
 
 
 def _round_file(

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 Verdict = Literal["IMPORTANT", "LOCAL", "DISCARD"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-SEARCH, ANSWER = "SEARCH", "ANSWER"
+SEARCH, ANSWER = "SEARCH", "ANSWER"  # strategies; others may be recorded, and are no samples
+FINISHED, FAILED = "finished", "failed"  # how our own runs end
 
 RoundNumber = Annotated[int, Field(ge=0, le=99_999)]
 DocId = Annotated[str, Field(min_length=1, max_length=500)]
