@@ -153,12 +153,20 @@ def toy_states() -> list[State]:
 
 @pytest.fixture()
 def toy_task(toy_states: list[State]) -> ToyTask:
+    return make_task(toy_states)
+
+
+def make_task(toy_states: list[State]) -> ToyTask:
     train = [toy_state(question, 1) for question in range(100, 220)]
     return ToyTask(SimpleNamespace(train=train, dev=train[:10], eval=toy_states))
 
 
 @pytest.fixture()
 def toy_policies() -> dict[str, ToyPolicy]:
+    return make_policies()
+
+
+def make_policies() -> dict[str, ToyPolicy]:
     return {
         "raw_question": ToyPolicy(15, deep=True),
         "untouched": ToyPolicy(25),
@@ -168,9 +176,9 @@ def toy_policies() -> dict[str, ToyPolicy]:
     }
 
 
-@pytest.fixture()
-def toy_evaluation(toy_task: ToyTask, toy_policies: dict, toy_states: list[State]) -> Evaluation:
-    return evaluate_policies(toy_task, toy_policies, toy_states)
+@pytest.fixture(scope="session")
+def toy_evaluation(toy_states: list[State]) -> Evaluation:
+    return evaluate_policies(make_task(toy_states), make_policies(), toy_states)
 
 
 def toy_metrics(steps: int) -> list[dict[str, Any]]:
@@ -198,8 +206,11 @@ def toy_metrics(steps: int) -> list[dict[str, Any]]:
 
 @pytest.fixture()
 def toy_run(tmp_path: Path, toy_evaluation: Evaluation) -> Path:
-    """A finished run's folder under its default output root."""
-    folder = tmp_path / "outputs" / "made-up"
+    return make_run(tmp_path / "made-up", toy_evaluation)
+
+
+def make_run(folder: Path, evaluation: Evaluation) -> Path:
+    """A finished run's folder."""
     folder.mkdir(parents=True)
     sections = {
         "run_name": "made-up",
@@ -213,5 +224,11 @@ def toy_run(tmp_path: Path, toy_evaluation: Evaluation) -> Path:
     lineage = {"git_commit": "0123abc" * 5, "dirty": False, "versions": {"torch": "2.13.0"}}
     (folder / "lineage.json").write_text(json.dumps(lineage | {"note": SCRIPT}))
     (folder / "status.json").write_text(json.dumps({"state": "finished", "step": 40}))
-    toy_evaluation.save(folder / "evaluation.json")
+    evaluation.save(folder / "evaluation.json")
     return folder
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, toy_evaluation: Evaluation) -> Path:
+    """The same folder, shared by tests that only read what is made from it."""
+    return make_run(tmp_path_factory.mktemp("outputs") / "made-up", toy_evaluation)

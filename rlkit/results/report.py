@@ -1,0 +1,210 @@
+"""A run's report: one HTML file that needs nothing else, for people who were not there.
+
+`write_report(run_folder)` reads what the folder holds (`config.yaml`, `metrics.jsonl`,
+`evaluation.json`, `lineage.json`, `status.json`; each may be missing, and the report says so) and
+writes `report.html`. The same run gives the same bytes apart from the date. Everything from
+documents and models is text: Jinja escapes it, and the page's own content policy forbids scripts
+and requests.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rlkit.config import RunConfig
+from rlkit.errors import RunError
+from rlkit.files import read_json, write_text
+from rlkit.results import plots
+from rlkit.results.evaluate import METRICS, REWARD_PARTS, Evaluation, load_evaluation
+from rlkit.results.statistics import ENOUGH_NON_ZERO, interval_text
+from rlkit.results.story import NAMES, headline, known_text, pick_cases
+from rlkit.run import Run
+from rlkit.yaml_text import read_yaml
+
+FILES = {
+    "config.yaml": "every parameter, resolved",
+    "lineage.json": "code version, packages, device, data fingerprint, seed",
+    "metrics.jsonl": "one line a step",
+    "evaluation.json": "every action of every policy with its documents and verdicts",
+    "status.json": "how the run ended",
+    "rollouts": "every action that was sampled in training, one table a step",
+    "rounds": "the recorded rounds",
+    "sft": "the warm start",
+    "lora_checkpoints": "adapters with all that is needed to resume",
+    "merged": "whole models, ready to serve",
+}
+_NOT_CHOICES = ("run_name", "overrides", "output_root")
+
+
+def write_report(run_folder: str | Path, *, now: datetime | None = None) -> Path:
+    """Write `report.html` into the run's folder and return its path.
+
+    Raises RunError where the folder is missing, DataError where one of its files is damaged.
+    """
+    folder = Path(run_folder)
+    if not folder.is_dir():
+        raise RunError(f"{folder} is no run's folder; name a folder under outputs/ that exists.")
+    page = _template().render(_content(folder), date=now or datetime.now())
+    return write_text(Run(RunConfig(), folder).report_path, page)
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("rlkit.results", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = number
+    environment.filters["interval"] = interval_text
+    return environment.get_template("report.html.j2")
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    """All that the template shows; None stands for a part that the folder does not have."""
+    run = Run(RunConfig(), folder)  # for its paths; its own parameters may be missing
+    evaluation = _if_there(run.evaluation_path, load_evaluation)
+    return {
+        "name": folder.resolve().name,
+        "status": run.status(),
+        "changed": _if_there(run.config_path, changed_parameters),
+        "lineage": _if_there(run.lineage_path, _lineage),
+        "curves": _curves(pd.DataFrame(run.read_metrics())),
+        "evaluation": evaluation,
+        "results": None if evaluation is None else _results(evaluation),
+        "names": NAMES,
+        "metrics": METRICS,
+        "parts": REWARD_PARTS,
+        "enough": ENOUGH_NON_ZERO,
+        "files": [(name, text) for name, text in FILES.items() if (folder / name).exists()],
+    }
+
+
+def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
+    return read(path) if path.exists() else None
+
+
+def changed_parameters(path: str | Path) -> list[dict[str, Any]]:
+    """The parameters of a `config.yaml` that differ from the defaults, with unit and help."""
+    given = flat(read_yaml(path) or {})
+    rows = []
+    for key, default, unit, _, text in RunConfig.describe():
+        value = given.get(key, default)
+        if key not in _NOT_CHOICES and value != default:
+            unit = "" if unit == "-" else unit
+            rows.append(dict(key=key, value=value, default=default, unit=unit, help=text))
+    return rows
+
+
+def flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    pairs: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            pairs |= flat(inner, f"{above}{key}.")
+        else:
+            pairs[f"{above}{key}"] = inner
+    return pairs
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with that many digits; a dash where there is none."""
+    if value is None or pd.isna(value):
+        return "–"
+    return f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def _lineage(path: Path) -> dict[str, Any]:
+    """The lineage as rows: versions in one, the records of earlier sessions as their number."""
+    record = dict(read_json(path))
+    versions = record.pop("versions", None) or {}
+    record["versions"] = ", ".join(f"{name} {v}" for name, v in versions.items() if v)
+    record["earlier"] = len(record.get("earlier", ()))
+    return {key: value for key, value in flat(record).items() if value not in (None, "")}
+
+
+def _curves(metrics: pd.DataFrame) -> list[dict[str, str]]:
+    """One picture a metric, so that a phone can stack them."""
+    if "step" not in metrics:
+        return []
+    columns = [c for c in plots.CURVES if c in metrics and metrics[c].notna().any()]
+    return [
+        picture(lambda c=column: plots.learning_curves(metrics, [c]), _curve_text(metrics, column))
+        for column in columns
+    ]
+
+
+def _curve_text(metrics: pd.DataFrame, column: str) -> str:
+    values = metrics[column].dropna()
+    title, unit, _ = plots.CURVES[column]
+    ends = f"{values.iloc[0]:.3g} at the first step, {values.iloc[-1]:.3g} at the last"
+    return f"{title}, {unit}: {ends}, n = {len(values)} steps."
+
+
+def picture(draw: Callable[[], Figure], alt: str) -> dict[str, str]:
+    """A figure as data URIs for light and for dark pages, with the text that stands for it."""
+    with plots.style():
+        light = plots.svg(draw())
+    return {"alt": alt, "light": _data_uri(light), "dark": _data_uri(plots.darkened(light))}
+
+
+def _data_uri(image: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}"
+
+
+def _results(evaluation: Evaluation) -> dict[str, Any]:
+    found = {p: evaluation.interval(p, "discovery_rate") for p in evaluation.policies}
+    pairs = evaluation.pairs()
+    return {
+        "headline": headline(evaluation),
+        "known": known_text(evaluation),
+        "table": [_policy_row(evaluation, policy) for policy in evaluation.policies],
+        "discovery": picture(
+            lambda: plots.discovery_by_policy(evaluation),
+            "Discovery rate by policy, mean and 95 % interval: "
+            + "; ".join(f"{name} {interval_text(i)}" for name, i in found.items()),
+        ),
+        "components": picture(
+            lambda: plots.reward_components(evaluation),
+            "What each policy's reward is made of; the numbers of documents are in the table below.",
+        ),
+        "differences": [_difference_row(evaluation, a, b) for a, b in pairs],
+        "sorted": [_sorted_picture(evaluation, a, b) for a, b in pairs[:2]],
+        "cases": pick_cases(evaluation),
+    }
+
+
+def _sorted_picture(evaluation: Evaluation, a: str, b: str) -> dict[str, str]:
+    text = interval_text(evaluation.difference(a, b, "discovery_rate"))
+    return picture(
+        lambda: plots.question_differences(evaluation, a, b),
+        f"Difference of the discovery rate of each question, {a} minus {b}, sorted: mean {text}.",
+    )
+
+
+def _policy_row(evaluation: Evaluation, policy: str) -> dict[str, Any]:
+    rows = evaluation.frame[evaluation.frame["policy"] == policy]
+    has_parts = set(REWARD_PARTS) <= set(rows.columns)
+    return {
+        "policy": policy,
+        "intervals": [evaluation.interval(policy, metric) for metric in METRICS],
+        "n_states": len(rows),
+        "unjudged": int(rows["reward"].isna().sum()),
+        "parts": [plots.part_mean(evaluation, policy, p) for p in REWARD_PARTS]
+        if has_parts
+        else None,
+    }
+
+
+def _difference_row(evaluation: Evaluation, policy: str, baseline: str) -> dict[str, Any]:
+    intervals = [evaluation.difference(policy, baseline, metric) for metric in METRICS]
+    return {"policy": policy, "baseline": baseline, "intervals": intervals}

@@ -1,0 +1,144 @@
+"""What an evaluation says in words: the headline with its n and interval, and three cases."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlkit.results.evaluate import BASELINES, METRICS, NOT_TUNED, Evaluation, records
+from rlkit.results.statistics import ENOUGH_NON_ZERO, PairedInterval
+
+NAMES = {
+    "raw_question": "raw question",
+    "untouched": "untouched model",
+    "warm_start": "warm start",
+    "scripted": "scripted Executor",
+    "tuned": "tuned Executor",
+    "oracle": "oracle (upper bound)",
+}
+_ENDINGS = {
+    "higher": "This is a rise.",
+    "lower": "This is a fall.",
+    "no clear difference": "The interval holds 0, so no difference is claimed.",
+}
+
+
+class Case(NamedTuple):
+    """One state and what each policy did in it; `kind` says why it is shown."""
+
+    kind: str
+    state: dict[str, Any]
+    actions: list[dict[str, Any]]
+
+
+def headline(evaluation: Evaluation) -> list[str]:
+    """One sentence for each baseline about the tuned Executor's discovery rate, n and interval."""
+    tuned = _tuned(evaluation)
+    if tuned is None:
+        return ["No tuned policy has been evaluated yet, so there is nothing to compare."]
+    bases = [name for name in ("untouched", "warm_start") if name in evaluation.policies]
+    if not bases:
+        return [f"Neither the untouched model nor a warm start was evaluated beside {tuned}."]
+    return [_sentence(evaluation, tuned, base) for base in bases]
+
+
+def known_text(evaluation: Evaluation) -> str:
+    """What "known IMPORTANT documents" means in this evaluation."""
+    texts = {
+        "gold": "the question's gold documents",
+        "recorded": "every document that any record of the question labels IMPORTANT "
+        "(there is no gold set)",
+        "mixed": "the gold documents where a question has them, else every document that any "
+        "record of it labels IMPORTANT",
+    }
+    return texts.get(evaluation.facts.get("known", ""), "not recorded")
+
+
+def pick_cases(evaluation: Evaluation) -> list[Case]:
+    """Three states of different questions: the clearest win, the clearest loss, and a tie.
+
+    Compared is the tuned policy with the untouched model (else the next baseline there is) by
+    discovery rate, then by reward. Where no loss or no tie exists, further states stand in for
+    it. The same evaluation always gives the same cases.
+    """
+    tuned = _tuned(evaluation)
+    before = next((name for name in BASELINES if name in evaluation.policies), None)
+    if tuned is None or before is None:
+        return []
+    changes = _changes(evaluation, tuned, before)
+    ranked = sorted(changes, key=lambda s: (changes[s], s))
+    wanted = [
+        ("win", [s for s in reversed(ranked) if changes[s] > (0, 0)]),
+        ("loss", [s for s in ranked if changes[s] < (0, 0)]),
+        ("tie", [s for s in ranked if changes[s] == (0, 0)]),
+        ("another", list(reversed(ranked))),
+        ("another", list(reversed(ranked))),
+        ("another", list(reversed(ranked))),
+    ]
+    states = {state["state_id"]: state for state in evaluation.states}
+    chosen: dict[str, str] = {}
+    questions: set[str] = set()
+    for kind, candidates in wanted:
+        fresh = [s for s in candidates if states[s]["question_id"] not in questions]
+        if fresh and len(chosen) < 3:
+            chosen[fresh[0]] = kind
+            questions.add(states[fresh[0]]["question_id"])
+    shown = [name for name in ("untouched", "warm_start", tuned) if name in evaluation.policies]
+    shown = shown if before in shown else [before, *shown]
+    return [Case(kind, states[s], _actions(evaluation, s, shown)) for s, kind in chosen.items()]
+
+
+def _tuned(evaluation: Evaluation) -> str | None:
+    """The tuned policy: the one of that name, else the last that is no baseline."""
+    tuned = [name for name in evaluation.policies if name not in NOT_TUNED]
+    return "tuned" if "tuned" in tuned else (tuned[-1] if tuned else None)
+
+
+def _sentence(evaluation: Evaluation, tuned: str, base: str) -> str:
+    interval = evaluation.difference(tuned, base, "discovery_rate")
+    held_out = evaluation.facts.get("split") == "eval"
+    questions = "held-out questions" if held_out else f"questions ({evaluation.facts.get('split')})"
+    names = (NAMES.get(tuned, tuned), NAMES.get(base, base))
+    if interval.mean is None:
+        return (
+            f"The {names[0]} and the {names[1]} cannot be compared: no state of the {questions} "
+            "that was judged under both has anything missing."
+        )
+    a, b = (
+        sum(values.values()) / len(values)
+        for values in evaluation.paired(tuned, base, "discovery_rate")
+    )
+    return (
+        f"The {names[0]} finds {a:.2f} of the missing documents where the {names[1]} finds {b:.2f} "
+        f"(discovery rate): a difference of {interval.mean:+.2f} ({_ends(interval)}, "
+        f"n = {interval.n} {questions}, of which {interval.non_zero} differ). {_ending(interval)}"
+    )
+
+
+def _ends(interval: PairedInterval) -> str:
+    if interval.low is None:
+        return "no interval"
+    return f"95 % interval {interval.low:+.2f} to {interval.high:+.2f}"
+
+
+def _ending(interval: PairedInterval) -> str:
+    return _ENDINGS.get(
+        interval.verdict,
+        f"That is too few to say anything: an effect is claimed only where at least "
+        f"{ENOUGH_NON_ZERO} questions differ.",
+    )
+
+
+def _changes(evaluation: Evaluation, a: str, b: str) -> dict[str, tuple[float, float]]:
+    """By state that was judged under both: the change of discovery rate and that of reward."""
+    ours, theirs = (
+        evaluation.judged_rows(name, "reward").set_index("state_id") for name in (a, b)
+    )
+    change = (ours[list(METRICS)] - theirs[list(METRICS)]).dropna(subset=["reward"])
+    change = change[["discovery_rate", "reward"]].fillna(0.0).round(6)
+    return {state: (row.discovery_rate, row.reward) for state, row in change.iterrows()}
+
+
+def _actions(evaluation: Evaluation, state_id: str, policies: list[str]) -> list[dict[str, Any]]:
+    frame = evaluation.frame
+    rows = records(frame[(frame["state_id"] == state_id) & frame["policy"].isin(policies)])
+    return sorted(rows, key=lambda row: policies.index(row["policy"]))

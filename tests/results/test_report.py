@@ -1,0 +1,115 @@
+"""The report: whole with all parts, honest without them, escaped, offline, and the same each time."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rlkit.errors import DataError, RunError
+from rlkit.results.report import changed_parameters, flat, number, write_report
+
+NOON = datetime(2026, 1, 2, 12, 0)
+
+
+class Page(HTMLParser):
+    """Collects tags, addresses and ids, as a browser would meet them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "action", "data", "poster"):
+                self.addresses.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+
+
+@pytest.fixture(scope="module")
+def report(finished_run: Path) -> str:
+    return write_report(finished_run, now=NOON).read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded_from_anywhere(report: str) -> None:
+    page = Page(report)
+    assert page.addresses and all(a.startswith("data:image/svg+xml;base64,") for a in page.addresses)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    assert page.handlers == []
+    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in report
+    style = report[report.index("<style>") : report.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+
+
+def test_texts_of_documents_and_models_stay_text(report: str) -> None:
+    assert "<script>alert" not in report and "<img src=x" not in report
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in report
+    assert "&lt;/td&gt;&lt;img src=x onerror=alert(2)&gt;" in report
+
+
+def test_every_picture_has_a_text(report: str) -> None:
+    images = re.findall(r"<img [^>]*>", report)
+    assert len(images) >= 9 + 4
+    assert all(re.search(r'alt="[^"]{20,}"', image) for image in images)
+
+
+def test_all_parts_are_there(report: str) -> None:
+    for part in (
+        "difference of +0.44", "n = 32 held-out questions", "grpo.group_size",
+        "16 states that have nothing missing", "gold documents", "0123abc", "Discovery rate by policy",
+        "What the reward is made of", "tuned Executor minus warm start", "IMPORTANT", "metrics.jsonl",
+        "120 questions, 120 states",
+    ):  # fmt: skip
+        assert part in report, part
+
+
+def test_the_same_run_gives_the_same_bytes_apart_from_the_date(
+    finished_run: Path, report: str
+) -> None:
+    later = write_report(finished_run, now=datetime(2027, 3, 4, 5, 6)).read_text(encoding="utf-8")
+    assert later != report
+    made = re.compile(r"<time .*?</time>")
+    assert made.sub("", later) == made.sub("", report)
+
+
+def test_missing_parts_are_named(toy_run: Path) -> None:
+    (toy_run / "evaluation.json").unlink()
+    assert "has not been evaluated yet" in write_report(toy_run).read_text(encoding="utf-8")
+    for name in ("metrics.jsonl", "config.yaml", "lineage.json", "status.json"):
+        (toy_run / name).unlink()
+    text = write_report(toy_run).read_text(encoding="utf-8")
+    for said in ("no metrics yet", "no config.yaml", "no lineage.json", "<dd>new</dd>"):
+        assert said in text, said
+
+
+def test_an_empty_folder_gets_a_report_too(tmp_path: Path) -> None:
+    assert "The folder is empty" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_damaged_files_and_missing_folders_are_named(toy_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nowhere"):
+        write_report(tmp_path / "nowhere")
+    (toy_run / "evaluation.json").write_text('{"schema": 1, "rows": [')
+    with pytest.raises(DataError, match="evaluation.json"):
+        write_report(toy_run)
+    assert not (toy_run / "report.html").exists()
+
+
+def test_only_parameters_that_differ_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("run_name: x\ngrpo:\n  group_size: 8\n  clip_epsilon: 0.2\n")
+    (row,) = changed_parameters(path)
+    assert (row["key"], row["value"], row["default"]) == ("grpo.group_size", 8, 4)
+
+
+def test_small_helpers() -> None:
+    assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
+    assert [number(v) for v in (None, float("nan"), -0.001, 1.005)] == ["–", "–", "0.00", "1.00"]
