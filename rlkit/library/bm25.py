@@ -44,19 +44,31 @@ class SearchBackend(Protocol):
 class BM25sBackend:
     """BM25 by bm25s: scores are computed once, kept on disk, and mapped into memory."""
 
-    def __init__(self, corpus: Corpus, k1: float = 0.9, b: float = 0.4,
-                 tokenizer: Tokenizer | None = None, cache_folder: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        k1: float = 0.9,
+        b: float = 0.4,
+        tokenizer: Tokenizer | None = None,
+        cache_folder: str | Path | None = None,
+    ) -> None:
         from rlkit.library.bm25_index import build_index, cached_index
 
         self._tokenizer = tokenizer or Tokenizer()
-        settings = {"k1": float(k1), "b": float(b), "stem": self._tokenizer.stem,
-                    "stop_words": self._tokenizer.stop_words}
+        settings = {
+            "k1": float(k1),
+            "b": float(b),
+            "stem": self._tokenizer.stem,
+            "stop_words": self._tokenizer.stop_words,
+        }
 
         def build():
             return build_index(corpus_words(corpus, self._tokenizer), k1, b)
 
-        self._index = build() if cache_folder is None else cached_index(
-            Path(cache_folder), corpus.fingerprint, settings, build
+        self._index = (
+            build()
+            if cache_folder is None
+            else cached_index(Path(cache_folder), corpus.fingerprint, settings, build)
         )
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
@@ -72,8 +84,14 @@ class BM25sBackend:
 class RankBM25Backend:
     """BM25 by rank-bm25, with an idf that is never negative; slow, but independent of bm25s."""
 
-    def __init__(self, corpus: Corpus, k1: float = 0.9, b: float = 0.4,
-                 tokenizer: Tokenizer | None = None, cache_folder: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        k1: float = 0.9,
+        b: float = 0.4,
+        tokenizer: Tokenizer | None = None,
+        cache_folder: str | Path | None = None,
+    ) -> None:
         self._tokenizer = tokenizer or Tokenizer()
         self._index = _okapi(corpus_words(corpus, self._tokenizer), k1, b)
         self._scale = k1 + 1.0  # rank-bm25 keeps the constant factor that Lucene dropped
@@ -93,8 +111,9 @@ BACKENDS: dict[str, Callable[..., SearchBackend]] = {
 }
 
 
-def build_backend(corpus: Corpus, search_config: Any,
-                  cache_folder: str | Path | None = None) -> SearchBackend:
+def build_backend(
+    corpus: Corpus, search_config: Any, cache_folder: str | Path | None = None
+) -> SearchBackend:
     """The backend that a configuration names.
 
     search_config: anything with `backend`, `k1`, `b`, `stem` and `stop_words`.

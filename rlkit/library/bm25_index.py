@@ -19,8 +19,8 @@ from typing import Any
 import bm25s
 import numpy as np
 
-from rlkit.files import new_folder, read_json, write_json
 from rlkit.errors import DataError
+from rlkit.files import new_folder, read_json, write_json
 
 _FORMAT = 1  # raise it when Tokenizer or the files here change
 
@@ -28,15 +28,20 @@ _FORMAT = 1  # raise it when Tokenizer or the files here change
 def build_index(words: list[list[str]], k1: float, b: float) -> bm25s.BM25:
     """Score every word of every document, in float64; words get ids in order of appearance."""
     vocabulary: dict[str, int] = {}
-    ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in document]
-           for document in words]
+    ids = [
+        [vocabulary.setdefault(word, len(vocabulary)) for word in document] for document in words
+    ]
     index = bm25s.BM25(k1=k1, b=b, method="lucene", dtype="float64", backend="numpy")
     index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
     return index
 
 
-def cached_index(cache_folder: Path, corpus_fingerprint: str, settings: dict[str, Any],
-                 build: Callable[[], bm25s.BM25]) -> bm25s.BM25:
+def cached_index(
+    cache_folder: Path,
+    corpus_fingerprint: str,
+    settings: dict[str, Any],
+    build: Callable[[], bm25s.BM25],
+) -> bm25s.BM25:
     """The index from the cache where it is there and whole, else built and kept."""
     folder = cache_folder / f"bm25s-{_digest(corpus_fingerprint, settings)[:24]}"
     index = _load(folder)
@@ -83,7 +88,9 @@ def _load(folder: Path) -> bm25s.BM25 | None:
     except (DataError, OSError, ValueError, KeyError, AttributeError):
         return None
     lengths = index.scores["indptr"]
-    whole = (len(lengths) == len(index.vocab_dict) + 1
-             and int(lengths[-1]) == len(index.scores["data"]) == len(index.scores["indices"])
-             and np.all(np.diff(lengths) >= 0))
+    whole = (
+        len(lengths) == len(index.vocab_dict) + 1
+        and int(lengths[-1]) == len(index.scores["data"]) == len(index.scores["indices"])
+        and np.all(np.diff(lengths) >= 0)
+    )
     return index if whole else None

@@ -115,8 +115,12 @@ class Library:
                     "every question needs an id of its own."
                 )
             known.add(question.question_id)
-        missing = [(q.question_id, d) for q in self.questions for d in q.gold_docids
-                   if d not in self.corpus]
+        missing = [
+            (q.question_id, d)
+            for q in self.questions
+            for d in q.gold_docids
+            if d not in self.corpus
+        ]
         if missing:
             shown = ", ".join(f"{d[:60]!r} (question {q[:60]!r})" for q, d in missing[:_SHOWN])
             raise DataError(

@@ -96,30 +96,42 @@ def _titled_questions(rows: Iterable[Row], paragraphs: Callable) -> Iterator[Que
 
 
 def _hotpot_paragraphs(row: Row) -> list[Paragraph]:
-    context = [_pair(row, "context", n, entry)
-               for n, entry in enumerate(list_field(row, "context"))]
-    facts = [_pair(row, "supporting_facts", n, fact)[0]
-             for n, fact in enumerate(list_field(row, "supporting_facts"))]
+    context = [
+        _pair(row, "context", n, entry) for n, entry in enumerate(list_field(row, "context"))
+    ]
+    facts = [
+        _pair(row, "supporting_facts", n, fact)[0]
+        for n, fact in enumerate(list_field(row, "supporting_facts"))
+    ]
     order = {title: place for place, title in enumerate(dict.fromkeys(facts))}
     lost = set(order).difference(title for title, _ in context)
     if lost:
-        raise DataError(f"{row.where}, field 'supporting_facts': {min(lost)[:60]!r} is no title "
-                        "of the context; use the distractor setting's file, which holds all gold.")
+        raise DataError(
+            f"{row.where}, field 'supporting_facts': {min(lost)[:60]!r} is no title "
+            "of the context; use the distractor setting's file, which holds all gold."
+        )
     paragraphs = []
     for number, (title, sentences) in enumerate(context):
         where = f"{row.where}, field 'context[{number}]'"
         if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
             raise DataError(f"{where}: the second part must be the list of sentences.")
         inner = Row({"title": title, "text": " ".join(s.strip() for s in sentences)}, where)
-        paragraphs.append((text_field(inner, "title"), text_field(inner, "text", required=False),
-                           order.get(title)))
+        paragraphs.append(
+            (
+                text_field(inner, "title"),
+                text_field(inner, "text", required=False),
+                order.get(title),
+            )
+        )
     return paragraphs
 
 
 def _pair(row: Row, key: str, number: int, value: Any) -> tuple[str, Any]:
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
-        raise DataError(f"{row.where}, field '{key}[{number}]': not a pair that starts with a "
-                        "title; HotpotQA and 2WikiMultihopQA write [title, ...].")
+        raise DataError(
+            f"{row.where}, field '{key}[{number}]': not a pair that starts with a "
+            "title; HotpotQA and 2WikiMultihopQA write [title, ...]."
+        )
     return value[0], value[1]
 
 
@@ -135,8 +147,9 @@ def _musique_paragraphs(row: Row) -> list[Paragraph]:
         if not isinstance(supporting, bool):
             raise DataError(f"{inner.where}, field 'is_supporting': not true or false.")
         place = order.get(inner.fields.get("idx", number), len(order)) if supporting else None
-        paragraphs.append((text_field(inner, "title"),
-                           text_field(inner, "paragraph_text", required=False), place))
+        paragraphs.append(
+            (text_field(inner, "title"), text_field(inner, "paragraph_text", required=False), place)
+        )
     return paragraphs
 
 
@@ -169,8 +182,13 @@ def _browsecomp_questions(rows: Iterable[Row]) -> Iterator[Question]:
         golds = [identifier(child, "docid") for child in _children(row, "gold_docs")]
         evidence = [identifier(child, "docid") for child in _children(row, "evidence_docs")]
         gold = tuple(dict.fromkeys([*(d for d in evidence if d not in golds), *golds]))
-        yield Question(identifier(row, "query_id", "id"), text_field(row, "query", "question"),
-                       text_field(row, "answer", required=False) or None, gold, len(gold) or None)
+        yield Question(
+            identifier(row, "query_id", "id"),
+            text_field(row, "query", "question"),
+            text_field(row, "answer", required=False) or None,
+            gold,
+            len(gold) or None,
+        )
 
 
 def _children(row: Row, key: str) -> Iterator[Row]:

@@ -37,8 +37,9 @@ class SearchOrchestrator:
         hits, and so on, each document where it comes first."""
         return self.search_many([clues], top_k)[0]
 
-    def search_many(self, clue_sets: Sequence[Sequence[str]],
-                    top_k: int | None = None) -> list[list[RankedDocument]]:
+    def search_many(
+        self, clue_sets: Sequence[Sequence[str]], top_k: int | None = None
+    ) -> list[list[RankedDocument]]:
         """Several sets of clues with a single call of the backend, each clue looked up once.
 
         Raises ConfigError where top_k is below 1.
@@ -63,7 +64,11 @@ class SearchOrchestrator:
                 if place < len(hits) and hits[place].position not in merged:
                     position, score = hits[place]
                     merged[position] = RankedDocument(
-                        self.corpus[position].docid, clues[index], index, place + 1, score,
+                        self.corpus[position].docid,
+                        clues[index],
+                        index,
+                        place + 1,
+                        score,
                         tuple(finders[position]),
                     )
         return list(merged.values())

@@ -1,7 +1,7 @@
 """Relevance judgements as BEIR and TREC write them, with their grades.
 
-    BEIR   a header, then `query-id<tab>corpus-id<tab>score`
-    TREC   no header, `query-id 0 document-id grade`, separated by blanks
+BEIR   a header, then `query-id<tab>corpus-id<tab>score`
+TREC   no header, `query-id 0 document-id grade`, separated by blanks
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
                 f"{path}, line {number}: {len(cells)} fields where three are wanted "
                 "(query-id, corpus-id, score) or TREC's four."
             )
-        grades.setdefault(cells[0].strip(), {})[cells[-2].strip()] = _grade(
-            cells[-1], path, number
-        )
+        grades.setdefault(cells[0].strip(), {})[cells[-2].strip()] = _grade(cells[-1], path, number)
     if not grades:
         raise DataError(f"{path} holds no judgements; at least one is needed.")
     return grades
@@ -42,8 +40,9 @@ def find_qrels(folder: Path) -> Path | None:
 
     Raises DataError where there are several and none is called `test`.
     """
-    found = sorted((*folder.glob("qrels/*.tsv"), *folder.glob("qrel*.tsv"),
-                    *folder.glob("qrel*.txt")))
+    found = sorted(
+        (*folder.glob("qrels/*.tsv"), *folder.glob("qrel*.tsv"), *folder.glob("qrel*.txt"))
+    )
     # BrowseComp-Plus has two: the evidence (all that is needed) holds the golds too.
     preferred = [p for p in found if p.stem in ("test", "qrels.test", "qrel_evidence")]
     if len(found) > 1 and len(preferred) != 1:
@@ -58,16 +57,14 @@ def find_qrels(folder: Path) -> Path | None:
 def tab_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number from 1, cells) of a tab-separated file, blank lines left out."""
     try:
-        file = open(path, encoding="utf-8-sig", newline="\n")
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from error
-    with file:
-        try:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, [clean_text(cell) for cell in line.rstrip("\r\n").split("\t")]
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8.") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, [clean_text(cell) for cell in line.rstrip("\r").split("\t")]
 
 
 def _is_header(cells: list[str]) -> bool:

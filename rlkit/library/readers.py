@@ -10,12 +10,10 @@ A folder may hold any of these under the names `corpus` and `questions` or `quer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from rlkit.errors import DataError
 from rlkit.files import read_json, read_jsonl

@@ -12,12 +12,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import pairwise
 
 # Lucene's English stop words, which published BM25 figures rest on.
-STOP_WORDS = frozenset(
+_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
-    "there these they this to was will with".split()
+    "there these they this to was will with"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 LONGEST_WORD = 200  # characters; longer runs (base64, corrupt text) are cut
 
@@ -56,14 +58,22 @@ _SPELLED = {
 }
 # Vowel points of Hebrew and Arabic, and the stretching sign: seldom written, so left out.
 _POINTS = re.compile(
-    r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]")
+    r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]"
+)
 # The scripts of India have 128 places each, letters and vowel signs mixed; dandas are no letters.
-_INDIC = {f"indic-{start:x}": rf"(?:[\u{start:04x}-\u{start + 0x7f:04x}](?<![\u0964\u0965])[\u200c\u200d]?)+"
-          for start in range(0x900, 0xE00, 0x80)}
+_INDIC = {
+    f"indic-{start:x}": rf"(?:[\u{start:04x}-\u{start + 0x7F:04x}]"
+    r"(?<![\u0964\u0965])[\u200c\u200d]?)+"
+    for start in range(0x900, 0xE00, 0x80)
+}
 
 _RUNS = re.compile(
-    "(?P<paired>" + "|".join(_PAIRED.values()) + ")|"
-    + "|".join((*_SPELLED.values(), *_INDIC.values(), r"[^\W_]+?(?=[\W_]|[" + _LATIN + _HAN + "]|$)"))
+    "(?P<paired>"
+    + "|".join(_PAIRED.values())
+    + ")|"
+    + "|".join(
+        (*_SPELLED.values(), *_INDIC.values(), r"[^\W_]+?(?=[\W_]|[" + _LATIN + _HAN + "]|$)")
+    )
 )
 _ASCII_WORD = re.compile("[0-9a-z]+")
 _POSSESSIVE = re.compile(r"(?<=\w)'s\b")
@@ -137,7 +147,7 @@ def _pairs(run: str) -> list[str]:
             signs[-1] += character
         else:
             signs.append(character)
-    return [a + b for a, b in zip(signs, signs[1:])] or signs
+    return [a + b for a, b in pairwise(signs)] or signs
 
 
 @lru_cache(maxsize=1)
