@@ -155,7 +155,7 @@ _DEBUG: dict[str, dict[str, Any]] = {
     "grpo": {"group_size": 4, "max_new_tokens": 16},
     "training": {"num_epochs": 2, "steps_per_epoch": 2, "max_steps": 4, "batch_size": 1},
     "data": {"max_questions": 24},
-    "executor": {"max_prompt_tokens": 256},
+    "executor": {"max_prompt_tokens": 1024},
     "evaluation": {"max_states": 4, "epoch_states": 2},
     "sft": {"num_epochs": 1, "max_samples": 8, "batch_size": 4},
 }

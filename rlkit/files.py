@@ -101,9 +101,12 @@ def read_json(path: str | Path) -> Any:
         raise DataError(f"{path} is nested too deeply to be read; mend the file.") from error
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(
+    path: str | Path, *, skip_half_line: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, object) of a JSON-lines file; blank lines are passed over.
 
+    `skip_half_line` passes over a last line without a line break: its writer was killed.
     Raises DataError with the file, the line and the reason at the first damaged line.
     """
     path = Path(path)
@@ -113,7 +116,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from error
     with file:
         for number, raw in enumerate(file, start=1):
-            if not raw.strip():
+            if not raw.strip() or (skip_half_line and not raw.endswith(b"\n")):
                 continue
             try:
                 row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))

@@ -1,0 +1,42 @@
+"""rlkit: reinforcement-learning fine-tuning of a search system's Executor, end to end.
+
+The public names are loaded when they are first used; `import rlkit` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "RunConfig": "rlkit.config",
+    "Run": "rlkit.run",
+    "load_run": "rlkit.run",
+    "RLCheckpointLoader": "rlkit.rounds.checkpoints",
+    "SearchRoundEnv": "rlkit.practice.environment",
+    "create_environment": "rlkit.practice.environment",
+    "RewardCalculator": "rlkit.practice.reward",
+    "GRPOTrainer": "rlkit.training.trainer",
+    "load_model_with_lora": "rlkit.training.policy",
+    "save_lora_checkpoint": "rlkit.training.policy",
+    "load_lora_checkpoint": "rlkit.training.policy",
+    "get_token_log_probs": "rlkit.training.logprobs",
+    "generate_with_log_probs": "rlkit.training.sampling",
+    "compute_sequence_log_prob": "rlkit.training.logprobs",
+    "merge_lora_to_base": "rlkit.deploy.merge",
+}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"rlkit has no {name!r}; it has {', '.join(_HOME)}")
+    found = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

