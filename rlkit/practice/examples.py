@@ -1,0 +1,52 @@
+"""What the warm start learns from: recorded actions that found something, and whose words stand
+in the state, so that a model learns to read the state and not to invent names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlkit.agents.clues import fold_clue, format_clues
+from rlkit.agents.prompt import shown_text
+from rlkit.library.tokenize import Tokenizer
+from rlkit.rounds.state import State
+
+MIN_GROUNDED = 0.999  # share of a clue's words that must stand in the state
+
+
+def search_examples(states: Sequence[State], config: Any) -> list[tuple[State, str]]:
+    """(state, completion) of every recorded action that is worth imitating.
+
+    An action counts if one of its clues brought back a known IMPORTANT document that was missing.
+    Of it, the clues are kept whose words all stand in the state; a clue that is the question
+    itself is no example of a search clue and is left out, too.
+    """
+    examples = []
+    for state in states:
+        clues = grounded_clues(state)[: config.search.max_clues]
+        if clues and _found_something(state, clues):
+            examples.append((state, format_clues(clues, config.executor.layout)))
+    return examples
+
+
+def grounded_clues(state: State) -> list[str]:
+    """The recorded clues whose words all stand in what the state shows, the question left out."""
+    words = Tokenizer(stop_words=False)
+    shown = set(words(shown_text(state)))
+    question = fold_clue(state.question)
+    kept = []
+    for clue in state.recorded_clues:
+        tokens = words(clue)
+        inside = sum(token in shown for token in tokens) / max(len(tokens), 1)
+        if inside >= MIN_GROUNDED and fold_clue(clue) != question:
+            kept.append(clue)
+    return kept
+
+
+def _found_something(state: State, clues: Sequence[str]) -> bool:
+    """Whether one of these clues brought back a document that the state misses."""
+    folded = {fold_clue(clue) for clue in clues}
+    missing = state.missing
+    return any(
+        row.docid in missing and fold_clue(row.clue) in folded for row in state.recorded_results
+    )

@@ -1,0 +1,122 @@
+"""Log-probabilities of a group's actions, in one pass that reads the prompt once.
+
+The row is packed, [prompt, a_1, ..., a_K] (attention.PackedGroup); only the positions that
+predict action tokens reach the LM head, in chunks, so that N x C x V floats never stand in memory
+at once. Temperature divides the logits before the softmax.
+
+Shape letters: K actions, P prompt tokens, C action tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rlkit.training.attention import PackedGroup
+from rlkit.training.sampling import decoder_and_head
+
+MAX_LOGITS = 2**25  # floats of one chunk of logits: 128 MiB in fp32
+
+
+def group_log_probs(
+    model: nn.Module,
+    prompt: Sequence[int],
+    tokens: Tensor,
+    *,
+    mask: Tensor | None = None,
+    temperature: float = 1.0,
+    max_logits: int = MAX_LOGITS,
+) -> tuple[Tensor, Tensor]:
+    """(K, C) log-probabilities and (K, C) entropies (nats, no gradient) of a group's actions.
+
+    `prompt` has P ids, `tokens` (K, C) ids, `mask` (K, C) bool the tokens to score (all by
+    default); the others are not computed and stand as 0.
+    """
+    mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+    _, head = decoder_and_head(model)
+    flat, targets = _hidden_states(model, prompt, tokens)[mask], tokens[mask]  # (M, D), (M,)
+    size = max(1, max_logits // head.out_features)
+    parts = []
+    for start in range(0, max(len(flat), 1), size):
+        rows = flat[start : start + size], targets[start : start + size]
+        if torch.is_grad_enabled() and len(flat) > size:
+            parts.append(checkpoint(_score, head, *rows, temperature, use_reentrant=False))
+        else:
+            parts.append(_score(head, *rows, temperature))
+    logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
+    empty = logprobs.new_zeros(tokens.shape)
+    return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies)
+
+
+def _hidden_states(model: nn.Module, prompt: Sequence[int], tokens: Tensor) -> Tensor:
+    """(K, C, D): the state that predicts each action token, the prompt computed once."""
+    k, c = tokens.shape
+    device = tokens.device
+    group = PackedGroup(len(prompt), k, c - 1)
+    ids = torch.cat([torch.tensor(list(prompt), device=device), tokens[:, :-1].reshape(-1)])
+    decoder, _ = decoder_and_head(model)
+    hidden = decoder(
+        input_ids=ids[None],
+        position_ids=group.position_ids(device),
+        use_cache=False,
+        group=group,
+    ).last_hidden_state[0]  # (P + K (C - 1), D)
+    first = hidden[len(prompt) - 1].expand(k, 1, -1)
+    return torch.cat([first, hidden[len(prompt) :].view(k, c - 1, -1)], dim=1)
+
+
+def _score(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """(M,) log-probabilities and entropies of M positions."""
+    logits = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature  # (M, V)
+    logprobs = torch.log_softmax(logits, dim=-1)
+    with torch.no_grad():
+        entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], entropy
+
+
+def get_token_log_probs(
+    model: nn.Module, input_ids: Tensor, tokenizer: Any, *, temperature: float = 1.0
+) -> Tensor:
+    """(N, T - 1) log-probabilities of tokens 1..T-1 of each row; 0 at padding. The dense way.
+
+    `input_ids` is (N, T), padded left or right with the tokenizer's padding token. This is the
+    oracle that tests hold the packed pass against: each row is computed by itself, unpadded, so
+    padding and company change nothing.
+    """
+    result = torch.zeros(input_ids.shape[0], input_ids.shape[1] - 1, device=input_ids.device)
+    rows = []
+    for ids in input_ids:
+        real = _real_span(ids, tokenizer.pad_token_id)
+        logits = model(input_ids=ids[real][None], use_cache=False).logits[0, :-1]
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+        logprobs = torch.log_softmax(wide, -1).gather(1, ids[real][1:, None])[:, 0]
+        rows.append(
+            nn.functional.pad(logprobs, (real.start, len(ids) - real.stop))
+        )
+    return torch.stack(rows) if rows else result
+
+
+def _real_span(ids: Tensor, pad: int) -> slice:
+    """The part of a row between left and right padding; an end token that is also the padding
+    token (as in SmolLM2) is kept once."""
+    real = (ids != pad).nonzero()[:, 0]
+    if len(real) == 0:
+        return slice(0, len(ids))
+    stop = int(real[-1]) + 1
+    return slice(int(real[0]), min(stop + 1, len(ids)))
+
+
+def compute_sequence_log_prob(log_probs: Tensor, token_ids: Tensor) -> Tensor:
+    """(N,) log-probability of whole sequences: (N, C, V) or (N, C) log-probabilities summed.
+
+    With (N, C, V) the entries of `token_ids` (N, C) are taken first; negative ids are padding and
+    add nothing.
+    """
+    if log_probs.dim() == 3:
+        log_probs = log_probs.gather(2, token_ids.clamp(min=0)[..., None])[..., 0]
+    return log_probs.masked_fill(token_ids < 0, 0.0).sum(dim=-1)

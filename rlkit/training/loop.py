@@ -1,0 +1,247 @@
+"""A whole training run in five stages: data, model, environment, trainer, loop.
+
+`python -m rlkit train` calls `train_run`; `notebooks/train.ipynb` calls the stages one by one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlkit.practice.examples import search_examples
+from rlkit.practice.task import build_search_task
+from rlkit.run import Run
+from rlkit.training.monitor import Monitor
+from rlkit.training.policy import check_adapter, load_model_with_lora
+from rlkit.training.sft import encode_examples, save_warm_start, train_sft
+from rlkit.training.trainer import GRPOTrainer, state_order
+
+Log = Callable[[str], None]
+
+
+def train_run(config: Any, *, log: Log = print, progress: Callable[[dict], None] | None = None) -> Run:
+    """Train as `config` says, or go on where its run stands; returns the run.
+
+    A finished run is not trained again: it is returned as it is, and `log` says how to go on.
+    """
+    run = Run.open(config)
+    with run.lock():
+        task = prepare_data(config, run, log)  # 1 data, and 3 the environment inside the task
+        model, tokenizer = prepare_model(config, run, task, log)  # 2 model, with its warm start
+        trainer = GRPOTrainer(config, task, model, tokenizer, run, log=log)  # 4 trainer
+        train(trainer, progress=progress)  # 5 loop
+    return run
+
+
+def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
+    """Stage 1: documents, recorded rounds, and the states of each split."""
+    task = build_search_task(config, run)
+    sizes = ", ".join(f"{len(task.states(name))} {name}" for name in ("train", "dev", "eval"))
+    log(f"data: {sizes} states")
+    return task
+
+
+def prepare_model(config: Any, run: Run, task: Any, log: Log = print) -> tuple[Any, Any]:
+    """Stage 2: the base model with its adapter. With `model.init_adapter: auto` a warm start is
+    made first, once; a frozen copy of it is the reference from then on."""
+    adapter = config.model.init_adapter
+    if adapter == "auto":
+        adapter = warm_start(config, run, task, log=log)
+    if adapter is not None:
+        adapter = _keep_reference(Path(adapter), run)
+    model, tokenizer = load_model(config, adapter, log)
+    task.count_tokens = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return model, tokenizer
+
+
+def load_model(config: Any, adapter: str | Path | None = None, log: Log = print) -> tuple[Any, Any]:
+    """The base model of `config` with a trainable adapter, fresh or continued."""
+    return load_model_with_lora(
+        config.model.base_model_path,
+        config.lora,
+        device=config.model.device,
+        dtype=config.model.dtype,
+        load_in_4bit=config.model.load_in_4bit,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+        adapter=adapter,
+        seed=config.seed,
+        trust_remote_code=config.model.trust_remote_code,
+        log=log,
+    )
+
+
+def warm_start(
+    config: Any, run: Run, task: Any, *, log: Log = print, progress: Callable[[dict], None] | None = None
+) -> Path:
+    """Fine-tune on recorded actions that found something; the adapter's folder `sft/adapter`.
+
+    A warm start that is there already is used as it is.
+    """
+    folder = run.sft_folder / "adapter"
+    if folder.exists():
+        log(f"warm start: {folder} is there already")
+        return folder
+    model, tokenizer = load_model(config, None, log)
+    task.count_tokens = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    pairs = [(task.prompt(state), text) for state, text in search_examples(task.states("train"), config)]
+    examples = encode_examples(tokenizer, pairs, config.model.enable_thinking)
+    log(f"warm start: {len(examples)} recorded actions that found something")
+    rows = train_sft(model, examples, config.sft, config.seed, progress=progress or _said(log))
+    return save_warm_start(model, rows, folder)
+
+
+def sft_run(config: Any, *, log: Log = print) -> Path:
+    """`python -m rlkit sft`: data, model, and the warm start alone; returns its folder."""
+    run = Run.open(config)
+    with run.lock():
+        return warm_start(config, run, prepare_data(config, run, log), log=log)
+
+
+def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = None) -> str:
+    """Stage 5: step until the end, with metrics, rollouts and a checkpoint each step, and an
+    evaluation on dev at the end of each epoch. Returns `finished` or `stopped`.
+
+    The first interrupt ends the run after the step that is under way; a second one at once.
+    """
+    run, log, total = trainer.run, trainer.log, trainer.total_steps
+    start = trainer.load_checkpoint()
+    if start >= total:
+        log(f"{run.folder} is finished ({start} steps); raise training.num_epochs to go on, or take another run_name")
+        run.set_status("finished", step=start)
+        return "finished"
+    log(f"loop: step {start + 1} to {total}" if start else f"loop: {total} steps")
+    run.write_lineage({"device": str(trainer.device), "states": len(trainer.task.states("train"))})
+    run.set_status("running", step=start)
+    monitor = Monitor(trainer.config, run, start)
+    try:
+        with interrupt_flag(log) as interrupted:
+            if start == 0:
+                _first_line(trainer, monitor, progress)
+            for _ in range(start, total):
+                _one_step(trainer, monitor, progress, last=trainer.progress.step + 1 == total)
+                if interrupted.is_set() and trainer.progress.step < total:
+                    trainer.save_checkpoint()
+                    run.set_status("stopped", step=trainer.progress.step)
+                    log(f"stopped after step {trainer.progress.step}; the same command goes on from there")
+                    return "stopped"
+    except BaseException as error:
+        state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        run.set_status(state, step=trainer.progress.step, reason=f"{type(error).__name__}: {error}"[:500])
+        raise
+    finally:
+        monitor.close()
+    run.set_status("finished", step=total)
+    return "finished"
+
+
+def _first_line(trainer: GRPOTrainer, monitor: Monitor, progress: Any) -> None:
+    """Step 0: what the policy does on dev before it is trained."""
+    found = _dev_evaluation(trainer)
+    if found:
+        _record(trainer, monitor, progress, {"step": 0, "epoch": 0.0, **found})
+
+
+def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool) -> None:
+    training, step = trainer.config.training, trainer.progress.step
+    states = state_order(
+        trainer.task.states("train"), trainer.config.seed, step * training.batch_size, training.batch_size
+    )
+    metrics = trainer.training_step(states)
+    step += 1
+    if last and trainer.progress.denominator:  # a partial accumulation is applied
+        metrics |= trainer._update()
+    epoch_ends = step % training.steps_per_epoch == 0 or last
+    if epoch_ends:
+        metrics |= _dev_evaluation(trainer)
+    _record(trainer, monitor, progress, {"step": step, "epoch": step / training.steps_per_epoch, **metrics})
+    trainer.write_rollouts()
+    if epoch_ends or step % training.save_every_n_steps == 0:
+        trainer.save_checkpoint()
+    trainer.run.set_status("running", step=step)
+
+
+def _record(trainer: GRPOTrainer, monitor: Monitor, progress: Any, metrics: dict[str, Any]) -> None:
+    trainer.run.append_metrics(metrics)
+    monitor.log(metrics)
+    if progress:
+        progress(metrics)
+    else:
+        trainer.log(step_line(metrics))
+
+
+def _dev_evaluation(trainer: GRPOTrainer) -> dict[str, Any]:
+    """Greedy evaluation on the first dev states; the best step so far is remembered."""
+    limit = trainer.config.evaluation.epoch_states
+    states = trainer.task.states("dev")[:limit]
+    if not states:
+        return {}
+    start = time.perf_counter()
+    found = trainer.evaluate(states)
+    value, best = found["reward"], trainer.progress.best_value
+    if value is not None and (best is None or value > best) and trainer.progress.step:
+        trainer.progress.best_step, trainer.progress.best_value = trainer.progress.step, value
+    return {f"eval/{k}": v for k, v in found.items()} | {"eval/seconds": time.perf_counter() - start}
+
+
+def step_line(metrics: dict[str, Any]) -> str:
+    """One line for those who watch a terminal."""
+    shown = {
+        "reward": metrics.get("reward"),
+        "discovery": metrics.get("discovery_rate"),
+        "kl": metrics.get("kl"),
+        "invalid": metrics.get("invalid_share"),
+        "seconds": metrics.get("step_time"),
+        "dev reward": metrics.get("eval/reward"),
+        "dev discovery": metrics.get("eval/discovery_rate"),
+    }
+    parts = [f"{name} {value:.3g}" for name, value in shown.items() if value is not None]
+    return f"step {metrics['step']}: " + ", ".join(parts)
+
+
+@contextmanager
+def interrupt_flag(log: Log) -> Iterator[threading.Event]:
+    """Turn the first interrupt into a flag, so that a step is never left half done."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        flag.set()
+        log("interrupted: finishing this step; interrupt again to stop at once")
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _keep_reference(adapter: Path, run: Run) -> Path:
+    """Copy the adapter that training starts from into the run, so that the run stands alone."""
+    kept = run.folder / "reference_adapter"
+    if not kept.exists():
+        from rlkit.files import new_folder
+
+        if not (adapter / "adapter_config.json").is_file():
+            check_adapter(adapter, None, "")  # raises: says what is missing
+        with new_folder(kept) as temporary:
+            for name in ("adapter_config.json", "adapter_model.safetensors"):
+                shutil.copyfile(adapter / name, temporary / name)
+    return kept
+
+
+def _said(log: Log) -> Callable[[dict[str, Any]], None]:
+    def say(row: dict[str, Any]) -> None:
+        if row["update"] == 1 or row["update"] % 10 == 0 or row["update"] == row["updates"]:
+            log(f"warm start: update {row['update']} of {row['updates']}, loss {row['loss']:.3f}")
+
+    return say

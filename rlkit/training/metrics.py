@@ -1,0 +1,84 @@
+"""What one step says of itself: TRL's metric names where they exist, and the search's own.
+
+| name | meaning |
+|---|---|
+| reward, reward_std | mean reward of the step's scored actions; mean over groups of the population standard deviation |
+| frac_reward_zero_std | share of groups whose rewards are all equal: they teach nothing |
+| kl | k3 to the reference, per sampled token |
+| entropy | of the policy at the sampled tokens, nats per token |
+| loss | of the step; near 0 on-policy, since advantages sum to 0: that is normal |
+| completions/mean_length, completions/clipped_ratio | tokens an action; share cut at the limit |
+| clip_ratio/low_mean, clip_ratio/high_mean | share of tokens whose ratio was clipped |
+| sampling_logp_difference | mean absolute difference between decoding and policy pass, nats |
+| time/... | share of the step's time in sampling, environment, training |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlkit.training.rollout import Group, mean
+
+# Components of a score whose mean is a metric, where a task gives them.
+COMPONENT_METRICS = {
+    "important_rate": "important_rate",
+    "discovery_rate": "discovery_rate",
+    "n_clues": "clues_per_action",
+    "distinct_clue_ratio": "distinct_clue_ratio",
+    "grounded_clue_ratio": "grounded_clue_ratio",
+    "invalid": "invalid_share",
+    "documents_read": "documents_read",
+}
+
+
+def step_metrics(
+    groups: Sequence[Group],
+    stats: Sequence[dict[str, float]],
+    update: dict[str, float],
+    clock: dict[str, float],
+    seconds: float,
+    settings: Any,
+) -> dict[str, Any]:
+    """One line of metrics.jsonl, without step and epoch."""
+    scores = [score for group in groups for score in group.scores]
+    lengths = [int(row.sum()) for group in groups for row in group.sampled.mask]
+    total = {key: sum(s.get(key, 0.0) for s in stats) for key in {k for s in stats for k in s}}
+    tokens = max(total.get("real_tokens", 0.0), 1.0)
+    counted = max(total.get("tokens", 0.0), 1.0)
+    metrics: dict[str, Any] = {
+        "reward": mean([score.reward for score in scores]),
+        "reward_std": mean([_spread(group.rewards) for group in groups]),
+        "frac_reward_zero_std": mean([float(_spread(group.rewards) == 0) for group in groups]),
+        "kl": total["kl"] / tokens if "kl" in total else None,
+        "entropy": total.get("entropy", 0.0) / tokens,
+        "loss": total.get("total", 0.0) / max(total.get("denominator", 0.0), 1.0),
+        "grad_norm": update.get("grad_norm"),
+        "learning_rate": update.get("learning_rate"),
+        "completions/mean_length": mean(lengths),
+        "completions/clipped_ratio": mean(
+            [float(not ended) for group in groups for ended in group.sampled.ended.tolist()]
+        ),
+        "clip_ratio/low_mean": total.get("clipped_low", 0.0) / counted,
+        "clip_ratio/high_mean": total.get("clipped_high", 0.0) / counted,
+        "sampling_logp_difference": total.get("sampling_difference", 0.0) / tokens,
+        "unjudged_share": mean([float(score.reward is None) for score in scores]),
+    }
+    for component, name in COMPONENT_METRICS.items():
+        values = [score.components.get(component) for score in scores]
+        if any(component in score.components for score in scores):
+            metrics[name] = mean(values)
+    metrics["tokens_per_second"] = sum(lengths) / seconds if seconds else None
+    metrics |= {f"time/{part}": spent / seconds for part, spent in clock.items() if seconds}
+    metrics["step_time"] = seconds
+    return metrics
+
+
+def _spread(rewards: Sequence[float | None]) -> float:
+    """Population standard deviation of the known rewards; 0 where fewer than two are known."""
+    known = np.array([r for r in rewards if r is not None], dtype=np.float64)
+    if len(known) < 2 or known.min() == known.max():
+        return 0.0
+    return float(known.std())

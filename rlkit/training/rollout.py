@@ -1,0 +1,81 @@
+"""A group as it was sampled and scored: K actions of one state, and the table rows kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlkit.practice.task import Score
+from rlkit.training.sampling import SampledActions
+
+
+@dataclass
+class Group:
+    """K actions for one state.
+
+    tokens, mask, sampled_logp: (K, C); advantages: (K, C) float64; counted: (K,) bool, False for
+    an action that leaves the loss and every denominator (unscorable, or cut and masked).
+    old_logp and ref_logp are filled in by the first pass.
+    """
+
+    state: Any
+    visit: int
+    prompt: list[int]
+    sampled: SampledActions
+    texts: list[str]
+    scores: list[Score]
+    advantages: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    entropy: Tensor | None = None
+
+    @property
+    def rewards(self) -> list[float | None]:
+        return [score.reward for score in self.scores]
+
+    def counted(self, mask_truncated: bool) -> Tensor:
+        """(K,) bool: which actions enter the loss."""
+        known = torch.tensor([reward is not None for reward in self.rewards])
+        return known & self.sampled.ended.cpu() if mask_truncated else known
+
+    def loss_mask(self, mask_truncated: bool) -> Tensor:
+        """(K, C) bool: which tokens enter the loss."""
+        return self.sampled.mask & self.counted(mask_truncated).to(self.sampled.mask.device)[:, None]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row an action, for `rollouts/*.parquet`."""
+        rows = []
+        for k, (text, score) in enumerate(zip(self.texts, self.scores, strict=True)):
+            real = self.sampled.mask[k]
+            row = {
+                "state_id": self.state.state_id,
+                "question_id": self.state.question_id,
+                "action": k,
+                "visit": self.visit,
+                "prompt_tokens": len(self.prompt),
+                "text": text,
+                "token_ids": self.sampled.tokens[k][real].tolist(),
+                "ended": bool(self.sampled.ended[k]),
+                "sampled_logp": self.sampled.logprobs[k][real].tolist(),
+                "policy_logp": _values(self.old_logp, k, real),
+                "reference_logp": _values(self.ref_logp, k, real),
+                "reward": score.reward,
+                "advantage": float(self.advantages[k][0]),
+            }
+            rows.append(row | score.components)
+        return rows
+
+
+def _values(logp: Tensor | None, k: int, real: Tensor) -> list[float] | None:
+    return None if logp is None else logp[k][real].tolist()
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of what is known; None of nothing."""
+    known = [float(v) for v in values if v is not None]
+    return sum(known) / len(known) if known else None
