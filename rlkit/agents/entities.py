@@ -54,8 +54,9 @@ class EntityManager(Protocol):
 
 
 class RuleEntityManager:
-    """Documents found IMPORTANT or LOCAL enter the document and context tables; names come from
-    the question, from the titles of found documents, and from the texts of IMPORTANT ones."""
+    """Documents found IMPORTANT or LOCAL enter the document table with a summary, IMPORTANT ones
+    the context table with their text too; names come from the question, from the titles of found
+    documents, and from the texts of IMPORTANT ones."""
 
     def begin(self, question: str) -> Tables:
         """The names in the question, and the question as the first open target."""
@@ -77,7 +78,8 @@ class RuleEntityManager:
             _names_after(before, kept),
             _targets_after(before, plan, kept),
             before.document_table + tuple(_document_row(item, number) for item in kept),
-            before.context_table + tuple(_context_row(item, number) for item in kept),
+            before.context_table
+            + tuple(_context_row(item, number) for item in kept if item.verdict == "IMPORTANT"),
         )
 
 
@@ -155,7 +157,7 @@ class _Names:
         }
 
     def add(self, name: str, kind: str, docid: str | None = None) -> None:
-        if not name:
+        if not name or f"the {name.casefold()}" in self._by_fold:  # its `The` began a sentence
             return
         entry = self._by_fold.setdefault(name.casefold(), _Name(name, kind, []))
         if kind == "found":

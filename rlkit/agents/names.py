@@ -11,6 +11,7 @@ from rlkit.rounds.tables import one_line
 _QUOTED = re.compile(r"[《「『]([^《》「」『』]{2,60})[》」』]")
 _WORD = re.compile(r"[^\W_](?:[\w'’\-]|\.(?=\w))*|\S")
 _POSSESSIVE = re.compile(r"(?:['’]s?|-)$")
+_QUALIFIER = re.compile(r" \((?!born|died|née|aged|about|circa)[a-z][a-z ]{1,30}\)")  # (novelist)
 _NUMERAL = re.compile(r"[IVX]+")
 _MONTHS = frozenset(
     "january february march april may june july august september october november december "
@@ -26,10 +27,20 @@ _OPENERS = frozenset(
 )
 
 
+_PEOPLES = frozenset(
+    "american australian austrian belgian brazilian british bulgarian canadian chinese croatian "
+    "czech danish dutch egyptian english european finnish flemish french german greek hungarian "
+    "indian iranian irish israeli italian japanese korean mexican norwegian pakistani persian "
+    "polish portuguese romanian russian scottish serbian soviet spanish swedish swiss thai turkish "
+    "ukrainian welsh".split()
+)  # as adjectives; alone they name nothing that can be looked up
+
+
 def names_in(text: str) -> list[str]:
     """Names in the order of their first appearance: what stands in 《》 or corner quotes, and
-    runs of capitalised words (joined by words such as `of`). A single capitalised word at the
-    beginning of a sentence counts only if it is capitalised within one too."""
+    runs of capitalised words (joined by words such as `of`), with a qualifier such as `(novelist)`
+    if one follows. A single capitalised word at the beginning of a sentence counts only if it is
+    capitalised within one too."""
     text = one_line(text)
     found = [(match.start(), match[1].strip(), True) for match in _QUOTED.finditer(text)]
     found += _capitalised(text)
@@ -81,7 +92,9 @@ def _as_name(
     if not words or not _is_name_word(words[0][0]):
         return
     name = _POSSESSIVE.sub("", text[words[0].start() : words[-1].end()])
-    if len(words) == 1 and (len(name) < 3 or name.casefold() in _OPENERS):
+    qualifier = _QUALIFIER.match(text, words[-1].end())
+    name += qualifier[0] if qualifier else ""
+    if len(words) == 1 and (len(name) < 3 or name.casefold() in _OPENERS | _PEOPLES):
         return
     yield words[0].start(), name, len(words) > 1 or not began_sentence
 

@@ -77,7 +77,9 @@ def collect(
     todo = [q for q in questions if not is_recorded(root, q.question_id, team.collector)]
     report.skipped = len(questions) - len(todo)
     start = time.monotonic()
-    for batch in _batches(todo, batch_size or (8 if hasattr(team.executor, "write_batch") else 1)):
+    if batch_size is None:
+        batch_size = 8 if hasattr(team.executor, "write_batch") else 1
+    for batch in _batches(todo, batch_size):
         for recorded in team.play_many(batch):
             writer.write_run(recorded.meta, recorded.rounds)
             _count(recorded, report)

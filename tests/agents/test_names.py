@@ -1,0 +1,40 @@
+"""Names by their spelling."""
+
+import time
+
+import pytest
+
+from rlkit.agents.names import names_in
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("The Silent Orchard was written by Anna Holt in 1916.", ["Silent Orchard", "Anna Holt"]),
+        ("He met J. R. R. Tolkien. She did not.", ["J. R. R. Tolkien"]),
+        ("Lothair II. She reigned.", ["Lothair II"]),
+        ("He served the River of Kings and Port Alden.", ["River of Kings", "Port Alden"]),
+        ("It was Apollo 11, not Apollo 1969.", ["Apollo 11", "Apollo"]),
+        ("Directed by an American in May 1920.", []),
+        ("He loved St. Maurice's Abbey and Zoë Würst's house.", ["St. Maurice's Abbey", "Zoë Würst"]),
+        ("She read Solaris (novel) and saw Ada Holt (born 1901).", ["Solaris (novel)", "Ada Holt"]),
+        ("电影《霸王别姬》由《程蝶衣》的作者执导。", ["霸王别姬", "程蝶衣"]),
+        ("Who is older, Theda Bara or Ada?", ["Theda Bara", "Ada"]),
+        ("", []),
+        ("no names here.", []),
+    ],
+)
+def test_names_are_found_in_order(text, names):
+    assert names_in(text) == names
+
+
+def test_a_word_that_begins_a_sentence_counts_if_it_is_capitalised_within_one():
+    assert names_in("Holt was a painter.") == []
+    assert names_in("Holt was a painter. Nobody knew Holt.") == ["Holt"]
+
+
+def test_long_texts_take_linear_time():
+    start = time.monotonic()
+    for text in ("Ab " * 60_000, "《" * 60_000, "A." * 60_000, "of " * 60_000, "a" * 200_000):
+        names_in(text)
+    assert time.monotonic() - start < 5

@@ -1,0 +1,194 @@
+"""Whole questions, and the collecting of many."""
+
+import json
+
+import pytest
+
+from rlkit.agents.checker import GoldChecker
+from rlkit.agents.team import Team, collect
+from rlkit.errors import ConfigError, DataError, ModelError
+from rlkit.library.bm25 import BM25sBackend
+from rlkit.library.corpus import Corpus, Document, Question
+from rlkit.library.orchestrator import SearchOrchestrator
+from rlkit.library.tokenize import Tokenizer
+from rlkit.rounds.checkpoints import RLCheckpointLoader, discovery_by_round
+
+CORPUS = Corpus(
+    [
+        Document("elm", "Elm Row", "Elm Row was built by Ada Holt."),
+        Document("ada", "Ada Holt", "Ada Holt comes from Trent."),
+        Document("oak", "Oak End", "Oak End was built by Bo Lee."),
+        Document("bo", "Bo Lee", "Bo Lee comes from Lund."),
+        *(Document(f"x{i}", f"Row {i}", f"A row of {i} trees.") for i in range(12)),
+    ]
+)
+ORCHESTRATOR = SearchOrchestrator(CORPUS, BM25sBackend(CORPUS, 0.9, 0.4, Tokenizer()), top_k=3)
+QUESTIONS = [
+    Question("q1", "Where does the maker of Elm Row come from?", "Trent", ("elm", "ada"), 2),
+    Question("q2", "Where does the maker of Oak End come from?", "Lund", ("oak", "bo"), 2),
+]
+
+
+class Script:
+    """Writes the given texts, round by round; an exception is raised instead."""
+
+    def __init__(self, *texts, deep=False):
+        self.texts, self.deep, self.states = texts, deep, []
+
+    def write(self, state):
+        self.states.append(state)
+        text = self.texts[min(state.round, len(self.texts)) - 1]
+        if isinstance(text, Exception):
+            raise text
+        return text
+
+
+def team(*texts, deep=False, **options):
+    options = {"checker": GoldChecker(CORPUS), "collector": "script", **options}
+    return Team(Script(*texts, deep=deep), ORCHESTRATOR, **options)
+
+
+ELM_ADA = ("<clue>Elm Row</clue><clue>Elm</clue>", "<clue>Ada Holt</clue><clue>Trent</clue>", "zzz")
+
+
+def test_a_question_is_played_to_its_end():
+    players = team(*ELM_ADA)
+    meta, rounds = players.play(QUESTIONS[0])
+    assert [(r.round, r.strategy, r.clues, r.failed) for r in meta.rounds] == [
+        (1, "SEARCH", ("Elm Row", "Elm"), None),
+        (2, "SEARCH", ("Ada Holt", "Trent"), None),
+        (3, "SEARCH", ("zzz",), None),
+    ]
+    assert meta.rounds[0].subgoal == QUESTIONS[0].text
+    assert meta.rounds[1].subgoal == "Find what is still missing about Ada Holt"
+    assert (meta.status, meta.collector, meta.answer, meta.hops) == ("finished", "script", "Trent", 2)
+    assert [file.round for file in rounds] == [0, 1, 2, 3]
+    assert rounds[0].seen_docids == ()
+    assert "elm" in rounds[1].seen_docids
+    assert [d.docid for d in rounds[2].document_table] == ["elm", "ada"]
+    assert rounds[3].results == ()
+
+
+def test_discarded_documents_are_seen_but_not_shown():
+    _, rounds = team("<clue>row of trees</clue>").play(QUESTIONS[0])
+    discarded = [row.docid for row in rounds[1].results if row.verdict == "DISCARD"]
+    assert discarded
+    assert set(discarded) <= set(rounds[1].seen_docids)
+    assert not set(discarded) & {row.docid for row in rounds[1].document_table}
+
+
+def test_the_executor_never_sees_more_than_the_rounds_before():
+    players = team(*ELM_ADA)
+    players.play(QUESTIONS[0])
+    first, second, _ = players.executor.states
+    assert (first.document_table, first.seen_docids) == ((), ())
+    assert [row.docid for row in second.document_table] == ["elm"]
+    assert first.recorded_results == second.recorded_results == ()
+
+
+def test_no_more_than_max_documents_new_ones_are_read():
+    _, rounds = team("<clue>row</clue><clue>built</clue>", max_documents=2).play(QUESTIONS[0])
+    assert len(rounds[1].seen_docids) == len(rounds[1].results) == 2
+
+
+def test_a_deep_policy_reads_max_documents_new_ones_each_round():
+    _, rounds = team("<clue>row</clue>", deep=True, max_documents=4).play(QUESTIONS[0])
+    assert [len(file.seen_docids) for file in rounds] == [0, 4, 8, 12]
+
+
+def test_it_ends_when_nothing_new_is_found_and_at_max_rounds():
+    assert len(team("zzz").play(QUESTIONS[0]).meta.rounds) == 1
+    assert len(team(*ELM_ADA, max_rounds=1).play(QUESTIONS[0]).meta.rounds) == 1
+
+
+def test_a_failing_agent_ends_the_question_as_failed():
+    meta, rounds = team(ELM_ADA[0], ModelError("the server is gone.")).play(QUESTIONS[0])
+    assert meta.status == "failed"
+    assert [r.failed for r in meta.rounds] == [None, "the server is gone."]
+    assert rounds[2].seen_docids == rounds[1].seen_docids
+
+    without_gold = Question("q3", "Where?", None, ())
+    meta, _ = team(*ELM_ADA).play(without_gold)
+    assert (meta.status, meta.rounds[0].clues) == ("failed", ("Elm Row", "Elm"))
+    assert "no gold documents" in meta.rounds[0].failed
+
+
+def test_a_bug_comes_through():
+    with pytest.raises(ZeroDivisionError):
+        team(ZeroDivisionError()).play(QUESTIONS[0])
+
+
+def test_documents_that_could_not_be_judged_are_recorded_as_such():
+    class Silent:
+        def check(self, state, documents):
+            return {document.docid: None for document in documents[:1]}
+
+    _, rounds = team(*ELM_ADA, checker=Silent()).play(QUESTIONS[0])
+    assert {row.verdict for row in rounds[1].results} == {None}
+    assert rounds[1].document_table == ()
+
+
+def test_collected_rounds_become_training_states(tmp_path):
+    seen = []
+    report = collect(team(*ELM_ADA), QUESTIONS, tmp_path, progress=lambda r: seen.append(r.played))
+    assert (report.played, report.skipped, report.failed, report.rounds) == (2, 0, 0, 6)
+    assert seen == [1, 2]
+    states = RLCheckpointLoader(tmp_path).extract_training_samples()
+    assert [s.state_id for s in states] == [f"q{q}/run_001/{r}" for q in (1, 2) for r in (1, 2)]
+    assert discovery_by_round(states[:2]) == {1: (0.5, 1), 2: (1.0, 1)}
+
+
+def test_a_second_run_adds_nothing_and_another_collector_does(tmp_path):
+    collect(team(*ELM_ADA), QUESTIONS, tmp_path)
+    report = collect(team(*ELM_ADA), QUESTIONS, tmp_path)
+    assert (report.played, report.skipped) == (0, 2)
+    assert collect(team(*ELM_ADA, collector="other"), QUESTIONS, tmp_path).played == 2
+    assert sorted(p.name for p in (tmp_path / "q1").iterdir()) == ["run_001", "run_002"]
+    metas = [json.loads((tmp_path / f"q1/run_00{n}/meta.json").read_text()) for n in (1, 2)]
+    assert [meta["collector"] for meta in metas] == ["script", "other"]
+
+
+def test_stopped_work_is_continued(tmp_path):
+    class Stop(KeyboardInterrupt):
+        pass
+
+    def stop(report):
+        raise Stop
+
+    with pytest.raises(Stop):
+        collect(team(*ELM_ADA), QUESTIONS, tmp_path, progress=stop)
+    report = collect(team(*ELM_ADA), QUESTIONS, tmp_path)
+    assert (report.played, report.skipped) == (1, 1)
+
+
+def test_failed_questions_are_played_again(tmp_path):
+    report = collect(team(ModelError("gone.")), QUESTIONS, tmp_path)
+    assert (report.failed, report.first_failure) == (2, "gone.")
+    assert "2 failed (first: gone.)" in str(report)
+    assert collect(team(*ELM_ADA), QUESTIONS, tmp_path).played == 2
+
+
+def test_unsafe_question_ids_are_refused_before_anything_is_played(tmp_path):
+    questions = [*QUESTIONS, Question("../q", "Where?", None, ("elm",))]
+    with pytest.raises(DataError, match="cannot be used as a folder name"):
+        collect(team(*ELM_ADA), questions, tmp_path / "rounds")
+    assert not (tmp_path / "rounds").exists()
+
+
+def test_policies_that_write_in_batches_play_side_by_side(tmp_path):
+    class Batch(Script):
+        sizes = []
+
+        def write_batch(self, states):
+            self.sizes.append(len(states))
+            return [self.write(state) for state in states]
+
+    side_by_side, one_by_one = team(*ELM_ADA), team(*ELM_ADA)
+    side_by_side.executor = Batch(*ELM_ADA)
+    collect(side_by_side, QUESTIONS, tmp_path / "a")
+    collect(one_by_one, QUESTIONS, tmp_path / "b")
+    assert Batch.sizes == [2, 2, 2]
+    for path in (tmp_path / "a").rglob("*.json"):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        collect(team("x", collector="new"), QUESTIONS, tmp_path, batch_size=0)
