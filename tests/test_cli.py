@@ -1,0 +1,179 @@
+"""The command line: the same parameters as everywhere, sentences instead of tracebacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rlkit import cli
+from rlkit.config import RunConfig
+from rlkit.errors import ModelError
+from rlkit.run import Run
+
+PARAMS = str(Path(__file__).resolve().parents[1] / "params" / "debug.yaml")
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Put a module with one recording function in the place of a heavy one."""
+
+    def put(module: str, function: str, result):
+        calls = []
+
+        def record(*args, **kwargs):
+            calls.append((args, kwargs))
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        fake = types.ModuleType(module)
+        setattr(fake, function, record)
+        monkeypatch.setitem(sys.modules, module, fake)
+        return calls
+
+    return put
+
+
+@pytest.fixture
+def trainer(stand_in, tmp_path):
+    return stand_in("rlkit.training.trainer", "train_run", types.SimpleNamespace(folder=tmp_path))
+
+
+def test_train_without_params_takes_the_defaults(trainer):
+    assert cli.main(["train"]) == 0
+    assert trainer[0][0] == (RunConfig(),)
+
+
+def test_train_takes_a_params_file_and_changes(trainer):
+    arguments = ["--epochs", "10", "--resume", "--set", "grpo.group_size=8", "seed=3"]
+    assert cli.main(["train", "--params", PARAMS, *arguments]) == 0
+    config = trainer[0][0][0]
+    assert (config.run_name, config.training.num_epochs) == ("debug", 10)
+    assert (config.grpo.group_size, config.seed, config.training.resume) == (8, 3, True)
+
+
+def test_debug_shrinks_but_keeps_what_was_asked_for_by_name(trainer):
+    assert cli.main(["train", "--debug", "--epochs", "3", "--set", "run_name=mine"]) == 0
+    config = trainer[0][0][0]
+    assert (config.run_name, config.training.num_epochs) == ("mine-debug", 3)
+    assert config.model.base_model_path == "debug"
+
+
+def test_an_error_is_one_line_on_stderr_with_code_2(stand_in, capsys):
+    stand_in("rlkit.training.trainer", "train_run", ModelError("no model at x; check the path."))
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == "error: no model at x; check the path.\n"
+
+
+def test_an_interruption_says_how_to_go_on_with_code_130(stand_in, capsys):
+    stand_in("rlkit.training.trainer", "train_run", KeyboardInterrupt())
+    assert cli.main(["train"]) == 130
+    assert "--resume, goes on from the last checkpoint" in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(stand_in):
+    stand_in("rlkit.training.trainer", "train_run", ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["train"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "grop.group_size=8"], "did you mean grpo?"),
+        (["--set", "grpo.group_size=1"], "grpo.group_size is 1; allowed is a whole number from 2"),
+        (["--epochs", "0"], "training.num_epochs is 0"),
+        (["--params", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["--set", "monitoring.api_key=abc"], "set it in the environment"),
+    ],
+)
+def test_a_slip_in_the_parameters_is_told_before_anything_heavy_is_loaded(arguments, said, root):
+    code = (
+        "import sys; from rlkit.cli import main; code = main(sys.argv[1:]);"
+        "sys.exit(99 if 'torch' in sys.modules else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *arguments], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ") and said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_eval_passes_baseline_and_checkpoints_and_takes_the_runs_own_parameters(
+    stand_in, tmp_path, capsys
+):
+    result = types.SimpleNamespace(summary=lambda: pd.DataFrame({"reward": [1.0]}))
+    calls = stand_in("rlkit.training.compare", "evaluate_run", result)
+    own = RunConfig.from_sections(run_name="own", output_root=str(tmp_path), seed=5)
+    checkpoint = Run.open(own).checkpoints_folder / "checkpoint-4"
+    checkpoint.mkdir(parents=True)
+    assert cli.main(["eval", "--baseline", "--checkpoint", str(checkpoint)]) == 0
+    assert calls[0] == ((own,), {"baseline": True, "checkpoints": [checkpoint]})
+    assert "reward" in capsys.readouterr().out
+
+
+def test_eval_of_a_checkpoint_that_is_not_there_is_an_error(tmp_path, capsys):
+    assert cli.main(["eval", "--checkpoint", str(tmp_path / "checkpoint-4")]) == 2
+    assert "there is no checkpoint at" in capsys.readouterr().err
+
+
+def test_merge_lists_what_it_wrote(stand_in, capsys):
+    calls = stand_in("rlkit.deploy.merge", "merge_run", [Path("merged/a-grpo-step5")])
+    assert cli.main(["merge", "--checkpoints", "5", "100", "--output-dir", "D"]) == 0
+    assert calls[0] == ((RunConfig(), [5, 100]), {"output_dir": Path("D")})
+    assert capsys.readouterr().out == "merged/a-grpo-step5\n"
+
+
+def test_collect_takes_policies_questions_and_a_folder(stand_in, tmp_path):
+    calls = stand_in("rlkit.practice.collect_run", "collect_run", "12 questions played")
+    assert cli.main(["collect", "--policy", "raw_question", "--max-questions", "12"]) == 0
+    config, policies, questions, output = calls[0][0]
+    assert (policies, questions, output) == (["raw_question"], 12, None)
+    assert config.data.max_questions == 12
+
+
+def test_sft_and_report_say_where_the_result_is(stand_in, tmp_path, capsys):
+    stand_in("rlkit.training.sft", "sft_run", Path("outputs/run/sft"))
+    assert cli.main(["sft"]) == 0
+    calls = stand_in("rlkit.results.report", "write_report", tmp_path / "report.html")
+    run = Run.open(RunConfig.from_sections(run_name="one", output_root=str(tmp_path)))
+    assert cli.main(["report", "one", "--output-root", str(tmp_path)]) == 0
+    assert calls[0][0] == (run.folder,)
+    out = capsys.readouterr().out
+    assert "warm start: outputs/run/sft" in out and f"report: {tmp_path}/report.html" in out
+
+
+def test_report_of_an_unknown_run_is_an_error(tmp_path, stand_in, capsys):
+    stand_in("rlkit.results.report", "write_report", None)
+    assert cli.main(["report", "nobody", "--output-root", str(tmp_path)]) == 2
+    assert "there is no run 'nobody'" in capsys.readouterr().err
+
+
+def test_runs_lists_runs(tmp_path, capsys):
+    assert cli.main(["runs", "--output-root", str(tmp_path)]) == 0
+    assert "no runs under" in capsys.readouterr().out
+    run = Run.open(RunConfig.from_sections(run_name="one", output_root=str(tmp_path)))
+    run.set_status("finished", step=24)
+    cli.main(["runs", "--output-root", str(tmp_path)])
+    assert "one" in (out := capsys.readouterr().out) and "finished" in out and "24" in out
+
+
+def test_check_reports_each_subject_and_fails_on_what_is_missing(tmp_path, capsys):
+    root = f"output_root={tmp_path}"
+    assert cli.main(["check", "--params", PARAMS, "--set", root]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == [
+        "parameters", "packages", "folder", "device", "model", "data", "plug-ins"
+    ]  # fmt: skip
+    missing = [root, "model.base_model_path=./nowhere", "data.source=library",
+               "data.corpus_path=no.jsonl", "data.questions_path=no.jsonl"]  # fmt: skip
+    assert cli.main(["check", "--params", PARAMS, "--set", *missing]) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
+    assert [line.split()[1] for line in failed] == ["model", "data"]
+    assert cli.main(["check", "--set", "grop.x=1"]) == 1
