@@ -26,6 +26,14 @@ from rlkit.results.statistics import Interval, PairedInterval, mean_interval, pa
 SCHEMA = 1
 BASELINES = ("untouched", "warm_start", "raw_question")
 NOT_TUNED = (*BASELINES, "scripted", "oracle")
+NAMES = {
+    "raw_question": "raw question",
+    "untouched": "untouched model",
+    "warm_start": "warm start",
+    "scripted": "scripted Executor",
+    "tuned": "tuned Executor",
+    "oracle": "oracle",
+}
 REWARD_PARTS = (
     "important_new", "important_seen", "local_new", "local_seen", "discard_new", "discard_seen",
 )

@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rlkit.results.evaluate import METRICS, REWARD_PARTS, Evaluation
+from rlkit.results.evaluate import METRICS, NAMES, REWARD_PARTS, Evaluation
 from rlkit.results.statistics import paired_differences, paired_interval
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart.
@@ -112,7 +112,7 @@ def discovery_by_policy(evaluation: Evaluation) -> Figure:
         _spread(ax, values, place)
         if interval.mean is not None:
             _interval_bar(ax, interval, place)
-    ax.set_yticks(range(len(names)), names)
+    ax.set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.set_xlim(-0.04, 1.04)
     _label(ax, f"Discovery rate by policy (n = {n} questions)", METRICS["discovery_rate"].unit)
@@ -139,7 +139,7 @@ def reward_components(evaluation: Evaluation) -> Figure:
             label=f"{part.replace('_', ', ')} ({worth:g})" if values else part.replace("_", ", "),
         )  # fmt: skip
         right, left = right + np.maximum(sizes, 0), left + np.minimum(sizes, 0)
-    ax.set_yticks(range(len(names)), names)
+    ax.set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])
     ax.invert_yaxis()
     ax.axvline(0, color=GREY, linewidth=0.8)
     unit = "reward per action" if values else "documents per action"
@@ -167,9 +167,9 @@ def question_differences(
         ax.axhline(interval.mean, color=BLUE, linewidth=1.2)
         if interval.low is not None:
             ax.axhspan(interval.low, interval.high, color=BLUE, alpha=0.18, linewidth=0)
-    title = f"{METRICS[metric].title}: {a} minus {b}"
+    title = f"{METRICS[metric].title}: {NAMES.get(a, a)} minus {NAMES.get(b, b)}"
     counts = f"n = {interval.n} questions, {interval.non_zero} differ"
-    _label(ax, f"{title} ({counts})", "questions, sorted · blue: mean and 95 % interval")
+    _label(ax, f"{title}\n({counts})", "questions, sorted · blue: mean and 95 % interval")
     ax.set_ylabel("difference")
     return figure
 
@@ -213,7 +213,7 @@ def _curve(ax: Axes, metrics: pd.DataFrame, column: str, window: int) -> None:
     _label(ax, f"{title} (n = {len(rows)} steps)", "step")
     ax.set_ylabel(unit, fontsize=8)
     if unit.startswith("share"):
-        ax.set_ylim(bottom=min(-0.02, ax.get_ylim()[0]))
+        ax.set_ylim(bottom=-0.05 * ax.get_ylim()[1])
 
 
 def _spread(ax: Axes, values: Sequence[float], place: float) -> None:

@@ -23,9 +23,9 @@ from rlkit.config import RunConfig
 from rlkit.errors import RunError
 from rlkit.files import read_json, write_text
 from rlkit.results import plots
-from rlkit.results.evaluate import METRICS, REWARD_PARTS, Evaluation, load_evaluation
+from rlkit.results.evaluate import METRICS, NAMES, REWARD_PARTS, Evaluation, load_evaluation
 from rlkit.results.statistics import ENOUGH_NON_ZERO, interval_text
-from rlkit.results.story import NAMES, headline, known_text, pick_cases
+from rlkit.results.story import headline, known_text, pick_cases
 from rlkit.run import Run
 from rlkit.yaml_text import read_yaml
 
@@ -64,8 +64,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = number
-    environment.filters["interval"] = interval_text
+    environment.filters |= {"number": number, "signed": signed}
     return environment.get_template("report.html.j2")
 
 
@@ -121,6 +120,12 @@ def number(value: float | None, digits: int = 2) -> str:
     if value is None or pd.isna(value):
         return "–"
     return f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A difference with its sign; a dash where there is none."""
+    text = number(value, digits)
+    return text if text == "–" or text.startswith("-") or float(text) == 0 else f"+{text}"
 
 
 def _lineage(path: Path) -> dict[str, Any]:

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rlkit.results.evaluate import BASELINES, METRICS, NOT_TUNED, Evaluation, records
+from rlkit.results.evaluate import BASELINES, METRICS, NAMES, NOT_TUNED, Evaluation, records
 from rlkit.results.statistics import ENOUGH_NON_ZERO, PairedInterval
 
-NAMES = {
-    "raw_question": "raw question",
-    "untouched": "untouched model",
-    "warm_start": "warm start",
-    "scripted": "scripted Executor",
-    "tuned": "tuned Executor",
-    "oracle": "oracle (upper bound)",
-}
 _ENDINGS = {
     "higher": "This is a rise.",
     "lower": "This is a fall.",
@@ -23,9 +15,13 @@ _ENDINGS = {
 
 
 class Case(NamedTuple):
-    """One state and what each policy did in it; `kind` says why it is shown."""
+    """One state and what each policy did in it; `kind` says why it is shown, `discovery` and
+    `reward` how much they changed from the policy `before` to the tuned one."""
 
     kind: str
+    before: str
+    discovery: float
+    reward: float
     state: dict[str, Any]
     actions: list[dict[str, Any]]
 
@@ -84,7 +80,10 @@ def pick_cases(evaluation: Evaluation) -> list[Case]:
             questions.add(states[fresh[0]]["question_id"])
     shown = [name for name in ("untouched", "warm_start", tuned) if name in evaluation.policies]
     shown = shown if before in shown else [before, *shown]
-    return [Case(kind, states[s], _actions(evaluation, s, shown)) for s, kind in chosen.items()]
+    return [
+        Case(kind, before, *changes[s], states[s], _actions(evaluation, s, shown))
+        for s, kind in chosen.items()
+    ]
 
 
 def _tuned(evaluation: Evaluation) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import DataError, RunError
-from rlkit.results.report import changed_parameters, flat, number, write_report
+from rlkit.results.report import changed_parameters, flat, number, signed, write_report
 
 NOON = datetime(2026, 1, 2, 12, 0)
 
@@ -113,3 +113,4 @@ def test_only_parameters_that_differ_are_listed(tmp_path: Path) -> None:
 def test_small_helpers() -> None:
     assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
     assert [number(v) for v in (None, float("nan"), -0.001, 1.005)] == ["–", "–", "0.00", "1.00"]
+    assert [signed(v) for v in (None, -0.004, 0.25, -0.25)] == ["–", "0.00", "+0.25", "-0.25"]
