@@ -20,9 +20,7 @@ _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-
 class DocumentChecker(Protocol):
     """Labels documents for one state; None means that a document could not be judged."""
 
-    def check(
-        self, state: State, documents: Sequence[Document]
-    ) -> Mapping[str, Verdict | None]:
+    def check(self, state: State, documents: Sequence[Document]) -> Mapping[str, Verdict | None]:
         """docid -> verdict. A document that is left out counts as unjudged."""
         ...
 

@@ -64,7 +64,7 @@ def _capitalised(text: str) -> Iterator[tuple[int, str, bool]]:
             run = []
             if word is not None and _is_name_word(word[0]):
                 run, run_began_sentence = [word], begins_sentence
-        begins_sentence = word is not None and word[0] in ".!?:;\"“"
+        begins_sentence = word is not None and word[0] in '.!?:;"“'
 
 
 def _continues(run: list[re.Match[str]], word: re.Match[str], text: str) -> bool:

@@ -156,9 +156,7 @@ class _Game:
             before.entity_table, before.target_table, before.document_table, before.context_table
         )
         number = before.round + 1
-        self.history.append(
-            _round_file(number, self.plan, clues, tables, before.seen_docids, ())
-        )
+        self.history.append(_round_file(number, self.plan, clues, tables, before.seen_docids, ()))
         self.refs.append(_ref(number, self.plan, clues, failed=str(error)))
         self.status, self.state = FAILED, None
 
@@ -213,9 +211,7 @@ def _round_file(
     )
 
 
-def _ref(
-    number: int, plan: Plan, clues: tuple[str, ...], failed: str | None = None
-) -> RoundRef:
+def _ref(number: int, plan: Plan, clues: tuple[str, ...], failed: str | None = None) -> RoundRef:
     return RoundRef(
         round=number,
         strategy=plan.strategy,

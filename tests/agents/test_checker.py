@@ -57,7 +57,11 @@ def test_gold_is_important_named_or_naming_is_local_the_rest_is_discard():
 
 def test_chinese_titles_need_two_characters_and_no_word_boundary():
     found = verdicts(a_state("zh-gold"))
-    assert (found["zh-gold"], found["zh-named"], found["zh-one"]) == ("IMPORTANT", "LOCAL", "DISCARD")
+    assert (found["zh-gold"], found["zh-named"], found["zh-one"]) == (
+        "IMPORTANT",
+        "LOCAL",
+        "DISCARD",
+    )
 
 
 def test_without_gold_known_documents_take_its_place():

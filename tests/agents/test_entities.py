@@ -25,7 +25,9 @@ READ = [ReadDocument(GOLD, "IMPORTANT"), ReadDocument(NEAR, "LOCAL"), ReadDocume
 
 def test_it_begins_with_the_question_and_its_names():
     begin = MANAGER.begin(QUESTION)
-    assert [(row.id, row.name, row.type) for row in begin.entities] == [("e1", "Elm Row", "question")]
+    assert [(row.id, row.name, row.type) for row in begin.entities] == [
+        ("e1", "Elm Row", "question")
+    ]
     assert [(row.description, row.status) for row in begin.targets] == [(QUESTION, "open")]
     assert begin.documents == begin.contexts == ()
 

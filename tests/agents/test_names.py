@@ -16,7 +16,10 @@ from rlkit.agents.names import names_in
         ("He served the River of Kings and Port Alden.", ["River of Kings", "Port Alden"]),
         ("It was Apollo 11, not Apollo 1969.", ["Apollo 11", "Apollo"]),
         ("Directed by an American in May 1920.", []),
-        ("He loved St. Maurice's Abbey and Zoë Würst's house.", ["St. Maurice's Abbey", "Zoë Würst"]),
+        (
+            "He loved St. Maurice's Abbey and Zoë Würst's house.",
+            ["St. Maurice's Abbey", "Zoë Würst"],
+        ),
         ("She read Solaris (novel) and saw Ada Holt (born 1901).", ["Solaris (novel)", "Ada Holt"]),
         ("电影《霸王别姬》由《程蝶衣》的作者执导。", ["霸王别姬", "程蝶衣"]),
         ("Who is older, Theda Bara or Ada?", ["Theda Bara", "Ada"]),

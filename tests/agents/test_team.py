@@ -61,7 +61,12 @@ def test_a_question_is_played_to_its_end():
     ]
     assert meta.rounds[0].subgoal == QUESTIONS[0].text
     assert meta.rounds[1].subgoal == "Find what is still missing about Ada Holt"
-    assert (meta.status, meta.collector, meta.answer, meta.hops) == ("finished", "script", "Trent", 2)
+    assert (meta.status, meta.collector, meta.answer, meta.hops) == (
+        "finished",
+        "script",
+        "Trent",
+        2,
+    )
     assert [file.round for file in rounds] == [0, 1, 2, 3]
     assert rounds[0].seen_docids == ()
     assert "elm" in rounds[1].seen_docids

@@ -4,10 +4,10 @@ import json
 import shutil
 
 import pytest
-from tests.rounds.recorded import ref, result, round_file, write_run
 
 from rlkit.errors import DataError
 from rlkit.rounds.checkpoints import RLCheckpointLoader, discovery_by_round
+from tests.rounds.recorded import ref, result, round_file, write_run
 
 
 def loader(root, **options):
@@ -105,7 +105,11 @@ def rewritten(name, **changes):
     ("change", "line", "reason"),
     [
         (rewritten("round_001.json", seen_docids="g1"), 11, "seen_docids: "),
-        (rewritten("round_001.json", results=[{"docid": "d"}, {"docid": 3}]), 24, "results[1].docid"),
+        (
+            rewritten("round_001.json", results=[{"docid": "d"}, {"docid": 3}]),
+            20,
+            "results[1].docid",
+        ),
         (rewritten("round_001.json", schema=2), 2, "schema: Input should be 1"),
         (rewritten("round_001.json", round=2), None, "holds round 2"),
         (rewritten("meta.json", schema=0), 2, "schema: "),
@@ -116,7 +120,7 @@ def rewritten(name, **changes):
                 "meta.json",
                 rounds=[{"round": 1, "strategy": "SEARCH", "checkpoint": "../round_001.json"}],
             ),
-            16,
+            17,
             "rounds[0].checkpoint",
         ),
     ],
@@ -124,11 +128,7 @@ def rewritten(name, **changes):
 def test_wrong_content_is_named_with_line_and_field(tmp_path, change, line, reason):
     damaged = damaged_by(tmp_path, change)
     assert reason in damaged.reason
-    if line is not None:
-        text = damaged.path.read_text().splitlines()
-        assert damaged.line is not None, damaged
-        field = reason.split(":")[0].split(".")[-1].split("[")[0]
-        assert field in text[damaged.line - 1], (damaged, text[damaged.line - 1])
+    assert damaged.line == line
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from tests.rounds.recorded import a_state, ref, result, round_file
 
 from rlkit.rounds.schemas import generated_schema, load_schema
 from rlkit.rounds.state import MetaFile, RoundFile, make_state
+from tests.rounds.recorded import a_state, ref, result, round_file
 
 
 @pytest.mark.parametrize("name", ["meta", "round"])

@@ -4,10 +4,10 @@ import random
 from collections import Counter
 
 import pytest
-from tests.rounds.recorded import a_state
 
 from rlkit.errors import ConfigError, DataError
 from rlkit.rounds.split import CHOICES, normal_question, split_states
+from tests.rounds.recorded import a_state
 
 
 def questions(states):

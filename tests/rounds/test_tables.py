@@ -1,10 +1,10 @@
 """The four tables as text."""
 
 import pytest
-from tests.rounds.recorded import round_file
 
 from rlkit.rounds.state import ContextRow, DocumentRow, EntityRow, TargetRow, make_state
 from rlkit.rounds.tables import one_line, render_tables
+from tests.rounds.recorded import round_file
 
 
 def words(text):
@@ -62,9 +62,7 @@ def test_a_text_is_told_once():
     assert text.endswith(f"Texts read:\n[Elm Row] {long_text.strip()}")
 
 
-LONG = [
-    (f"d{n}", f"Title {n}", f"start{n} " + f"word{n} " * 300 + f"end{n}", n) for n in (1, 2, 3)
-]
+LONG = [(f"d{n}", f"Title {n}", f"start{n} " + f"word{n} " * 300 + f"end{n}", n) for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import json
 import os
 
 import pytest
-from tests.rounds.recorded import ref, round_file, write_run
 
 import rlkit.rounds.writer as writer_module
 from rlkit.errors import DataError
 from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.rounds.writer import run_folders
+from tests.rounds.recorded import ref, round_file, write_run
 
 
 def test_a_run_holds_meta_and_every_round(tmp_path):
