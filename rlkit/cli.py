@@ -14,8 +14,9 @@ from pathlib import Path
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RlkitError
 
-
-_DESCRIPTION = "Tune the Executor of a search system on its recorded rounds, and measure what it gains."
+_DESCRIPTION = (
+    "Tune the Executor of a search system on its recorded rounds, and measure what it gains."
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

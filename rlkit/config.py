@@ -69,7 +69,9 @@ class RunConfig(Section):
         """The parameters of a params file (none: the defaults), changed by `overrides`."""
         values = {} if path is None else read_yaml(path)
         if values is not None and not isinstance(values, dict):
-            raise ConfigError(f"{path} holds {shown(values)}; wanted are sections, such as `grpo:`.")
+            raise ConfigError(
+                f"{path} holds {shown(values)}; wanted are sections, such as `grpo:`."
+            )
         try:
             return cls._resolve(values or {}, overrides)
         except ConfigError as error:
@@ -86,7 +88,9 @@ class RunConfig(Section):
         values = {name: value for name, value in values.items() if value is not None}
         given = values.get("overrides") or []
         given = [given] if isinstance(given, str) else given
-        return cls(**{**values, "overrides": [*given, *overrides]} if isinstance(given, list) else values)
+        return cls(
+            **{**values, "overrides": [*given, *overrides]} if isinstance(given, list) else values
+        )
 
     @classmethod
     def prepared(cls, value: Any) -> dict[str, Any]:

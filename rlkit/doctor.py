@@ -86,7 +86,10 @@ def _model(config: RunConfig) -> tuple[str, str]:
         return "warn", f"{found} is taken from the model hub (or its cache) when the run begins"
     adapter = config.model.init_adapter
     if adapter not in (None, "auto") and not (Path(adapter) / "adapter_config.json").exists():
-        return "fail", f"model.init_adapter {adapter!r} holds no adapter_config.json; check the path"
+        return (
+            "fail",
+            f"model.init_adapter {adapter!r} holds no adapter_config.json; check the path",
+        )
     return "ok", f"{config.model.base_model_path} at {found}"
 
 

@@ -92,7 +92,9 @@ def read_json(path: str | Path) -> Any:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from error
+        raise DataError(
+            f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8."
+        ) from error
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}); mend or remove the file."
@@ -141,8 +143,9 @@ def check_id(identifier: str, what: str) -> str:
     """
     if not isinstance(identifier, str) or not _SAFE_ID.fullmatch(identifier):
         raise DataError(
-            f"{what} {str(identifier)[:60]!r} cannot be used as a folder name; allowed are letters, "
-            "digits, '.', '_' and '-', not starting with '.' or '-', at most 200 characters."
+            f"{what} {str(identifier)[:60]!r} cannot be used as a folder name; allowed are "
+            "letters, digits, '.', '_' and '-', not starting with '.' or '-', at most 200 "
+            "characters."
         )
     return identifier
 

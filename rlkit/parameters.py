@@ -98,8 +98,8 @@ class GrpoSection(Section):
         for name, off in (("top_p", 1.0), ("top_k", 0)):
             if getattr(self, name) != off:
                 raise ConfigError(
-                    f"grpo.{name} is {getattr(self, name)}; training allows only {off} (off), since "
-                    "the support of the log-probabilities would differ from what was sampled."
+                    f"grpo.{name} is {getattr(self, name)}; training allows only {off} (off), "
+                    "since the support of the log-probabilities would differ from what was sampled."
                 )
         if self.loss_type == "gspo" and self.importance_level == "token":
             if "importance_level" in self.model_fields_set:
@@ -140,8 +140,9 @@ class RewardSection(Section):
             self.model_fields_set.discard("invalid")  # a changed copy works it out anew
         elif self.invalid > limit + 1e-9:
             raise ConfigError(
-                f"reward.invalid is {self.invalid}; allowed is at most {limit} (max_clues * top_k * "
-                "lowest value - 0.1), so that no valid action scores less; lower it or leave it out."
+                f"reward.invalid is {self.invalid}; allowed is at most {limit} (max_clues * "
+                "top_k * lowest value - 0.1), so that no valid action scores less; lower it or "
+                "leave it out."
             )
 
 

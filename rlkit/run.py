@@ -81,8 +81,8 @@ class Run:
     def _accept(self, saved: RunConfig, create: bool) -> None:
         if create and not self.config.training.resume:
             raise RunError(
-                f"{self.folder} holds a run already and training.resume is false; set it to true to "
-                "go on, take another run_name, or move the folder away."
+                f"{self.folder} holds a run already and training.resume is false; set it to true "
+                "to go on, take another run_name, or move the folder away."
             )
         differing = differences(saved, self.config)
         if differing:
@@ -212,7 +212,8 @@ class Run:
 
     def write_lineage(self, extra: dict[str, Any] | None = None) -> None:
         """Write `lineage.json`: where this run comes from. On a resumed run, the record before is
-        kept under `earlier`. `extra` brings what only the caller knows: device, data fingerprint."""
+        kept under `earlier`. `extra` brings what only the caller knows: device, data
+        fingerprint."""
         record = {"schema": 1, "run_name": self.config.run_name, "seed": self.config.seed}
         record |= environment_record() | _plain(extra or {})
         if self.lineage_path.exists():
@@ -256,7 +257,9 @@ def list_runs(output_root: str | Path = "outputs") -> list[dict[str, Any]]:
     """One row a run, newest first: run_name, state, step, updated, evaluated, report."""
     rows = []
     for config_path in Path(output_root).glob("*/config.yaml"):
-        run = Run(RunConfig(), config_path.parent)  # its own parameters are not needed, or not sound
+        run = Run(
+            RunConfig(), config_path.parent
+        )  # its own parameters are not needed, or not sound
         status = run.status()
         rows.append(
             {
@@ -288,7 +291,9 @@ def _may_change(name: str) -> bool:
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= (
+            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        )
     return flat
 
 

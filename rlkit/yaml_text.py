@@ -35,7 +35,9 @@ _Loader.yaml_implicit_resolvers = {
     first: list(rules) for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
 )
 
 
@@ -50,7 +52,9 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{source}{line}: {error.problem or 'not YAML'}; mend the line.") from None
+        raise ConfigError(
+            f"{source}{line}: {error.problem or 'not YAML'}; mend the line."
+        ) from None
     except yaml.reader.ReaderError as error:
         raise ConfigError(
             f"{source}: a sign that YAML does not allow (position {error.position}); remove it."

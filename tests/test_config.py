@@ -137,7 +137,9 @@ def test_what_is_no_finite_number_is_refused(given):
 
 
 def test_a_saved_config_reads_back_equal(tmp_path):
-    config = RunConfig.from_sections(grpo={"loss_type": "gspo", "learning_rate": 1e-7}, run_name="r1")
+    config = RunConfig.from_sections(
+        grpo={"loss_type": "gspo", "learning_rate": 1e-7}, run_name="r1"
+    )
     assert RunConfig.load(config.save(tmp_path / "config.yaml")) == config
 
 
@@ -148,7 +150,8 @@ def test_a_saved_config_reads_back_equal(tmp_path):
     ("values", "sentence"),
     [
         ({"grop": {}}, "grop is neither a section nor a parameter; did you mean grpo?"),
-        ({"grpo": {"group_sise": 4}}, "grpo.group_sise is not a parameter; did you mean grpo.group_size?"),
+        ({"grpo": {"group_sise": 4}},
+         "grpo.group_sise is not a parameter; did you mean grpo.group_size?"),
         ({"group_size": 4}, "group_size is a key of grpo; write grpo.group_size."),
         ({"tune": {"x": 1}}, "tune.x is not a parameter; the section has no keys yet."),
         ({"grpo": {"group_size": "four"}},
@@ -158,10 +161,10 @@ def test_a_saved_config_reads_back_equal(tmp_path):
         ({"search": {"b": -0.1}}, "search.b is -0.1; allowed is a number from 0 to 1."),
         ({"training": {"num_epochs": 0}},
          "training.num_epochs is 0; allowed is a whole number of at least 1."),
-        ({"data": {"split": "hard-first"}}, "data.split is 'hard-first'; allowed is hard_first | "
-         "random | stratified; did you mean hard_first?"),
-        ({"search": {"backend": "bm25"}}, "search.backend is 'bm25'; allowed is bm25s | rank-bm25 | "
-         "module:object; did you mean bm25s?"),
+        ({"data": {"split": "hard-first"}}, "data.split is 'hard-first'; allowed is "
+         "hard_first | random | stratified; did you mean hard_first?"),
+        ({"search": {"backend": "bm25"}}, "search.backend is 'bm25'; allowed is "
+         "bm25s | rank-bm25 | module:object; did you mean bm25s?"),
         ({"training": {"resume": "perhaps"}},
          "training.resume is 'perhaps'; allowed is true | false."),
         ({"grpo": [1]}, "grpo must be a mapping of keys to values, not [1]."),
@@ -220,7 +223,9 @@ def test_invalid_is_worked_out_below_the_worst_valid_action():
     # 4 clues, 5 hits each, -0.1 for a seen DISCARD: 4 * 5 * -0.1 - 0.1
     assert RunConfig().reward.invalid == -2.1
     # 3 * 3 * -0.5 - 0.1
-    config = RunConfig.from_sections(reward={"discard_new": -0.5}, search={"max_clues": 3, "top_k": 3})
+    config = RunConfig.from_sections(
+        reward={"discard_new": -0.5}, search={"max_clues": 3, "top_k": 3}
+    )
     assert config.reward.invalid == -4.6
     # nothing is negative: 0 - 0.1
     assert RunConfig.from_sections(reward={"discard_seen": 0}).reward.invalid == -0.1
@@ -263,7 +268,8 @@ def test_a_secret_is_refused_and_never_shown(values):
 
 def test_what_only_resembles_a_secret_is_allowed():
     config = RunConfig.from_sections(
-        grpo={"max_new_tokens": 64}, model={"base_model_path": "models/hf_checkpoints/risk-assessment"}
+        grpo={"max_new_tokens": 64},
+        model={"base_model_path": "models/hf_checkpoints/risk-assessment"},
     )
     assert config.grpo.max_new_tokens == 64
     assert "did you mean grpo.max_new_tokens?" in refused(grpo={"max_new_token": 64})

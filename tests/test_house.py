@@ -86,7 +86,8 @@ def test_torch_is_imported_only_where_a_model_computes():
 
 
 def test_import_rlkit_loads_no_torch_and_nothing_else_heavy():
-    code = "import sys, rlkit; print([m for m in ('torch', 'transformers', 'pandas') if m in sys.modules])"
+    heavy = "('torch', 'transformers', 'pandas')"
+    code = f"import sys, rlkit; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 

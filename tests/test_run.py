@@ -128,7 +128,9 @@ def test_cutting_forgets_later_metrics_and_rollouts(config):
 
 def test_rollouts_come_back_as_they_were(config):
     run = Run.open(config)
-    frame = pd.DataFrame({"clues": [["a", "b"], []], "reward": [5.1, None], "token_ids": [[1], [2]]})
+    frame = pd.DataFrame(
+        {"clues": [["a", "b"], []], "reward": [5.1, None], "token_ids": [[1], [2]]}
+    )
     for step in (2, 10):
         run.write_rollouts(step, frame)
     back = run.read_rollouts(10)
