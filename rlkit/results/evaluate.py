@@ -66,7 +66,8 @@ _WHOLE = ("hops", "round", "unjudged", "documents_read")
 class Evaluation:
     """One row a (policy, state) in `frame`, what each state showed in `states`, and the `facts`.
 
-    facts: `split`, `known` (gold, recorded or mixed), `split_sizes`, `reward_values`.
+    facts: `split`, `known` (gold, recorded or mixed), `split_sizes`, `reward_values`, and
+    `left_out`, the split's states that the task never gave, since they have nothing missing.
     """
 
     frame: pd.DataFrame
@@ -84,8 +85,9 @@ class Evaluation:
 
     @property
     def nothing_missing(self) -> int:
-        """States that the discovery rate leaves out, since they have nothing missing."""
-        return sum(state["n_missing"] == 0 for state in self.states)
+        """States that the discovery rate leaves out, since they have nothing missing; those that
+        the task had left out of the split before are among them."""
+        return self.facts.get("left_out", 0) + sum(s["n_missing"] == 0 for s in self.states)
 
     def judged_rows(self, policy: str, metric: str) -> pd.DataFrame:
         """The policy's rows that have a value of the metric (see the head of this file)."""
@@ -197,7 +199,7 @@ def evaluate_policies(
                 rows.append(_row(name, state, text, score))
             if progress is not None:
                 progress(len(rows), total, name)
-    facts = {"split": split, "known": _known(states), **_task_facts(task)}
+    facts = {"split": split, "known": _known(states), **_task_facts(task, split)}
     return Evaluation(_frame(rows), tuple(_state_row(state) for state in states), facts)
 
 
@@ -285,9 +287,9 @@ def _known(states: Sequence[Any]) -> str:
     return kinds.pop() if len(kinds) == 1 else "mixed"
 
 
-def _task_facts(task: Any) -> dict[str, Any]:
-    """Split sizes and reward values, of tasks that have them."""
-    facts: dict[str, Any] = {}
+def _task_facts(task: Any, split: str) -> dict[str, Any]:
+    """Split sizes, states left out and reward values, of tasks that have them."""
+    facts: dict[str, Any] = {"left_out": getattr(task, "left_out", {}).get(split, 0)}
     splits = getattr(task, "splits", None)
     if splits is not None:
         facts["split_sizes"] = {

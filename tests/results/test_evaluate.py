@@ -91,6 +91,12 @@ def test_states_with_nothing_missing_are_left_out_and_counted(toy_evaluation: Ev
     assert summary.loc[("oracle", "reward"), "n_states"] == 72
 
 
+def test_states_that_the_task_left_out_are_counted_too(toy_task: Any, toy_states: Any) -> None:
+    toy_task.left_out = {"eval": 5, "train": 9}
+    evaluation = evaluate_policies(toy_task, {}, [s for s in toy_states if s.missing])
+    assert evaluation.nothing_missing == 5
+
+
 def test_facts_name_the_split_its_sizes_and_what_known_means(toy_evaluation: Evaluation) -> None:
     facts = toy_evaluation.facts
     assert (facts["split"], facts["known"]) == ("eval", "gold")
