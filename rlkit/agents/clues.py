@@ -46,10 +46,12 @@ def fold_clue(clue: str) -> str:
 
 
 def distinct_clues(clues: Iterable[str], max_clues: int) -> list[str]:
-    """The first `max_clues` clues that are searchable and differ by more than case and width."""
+    """The first `max_clues` clues that hold a letter or digit and differ by more than case and
+    width. Blanks are collapsed; nothing else in a clue is touched."""
     kept: dict[str, str] = {}
-    for clue in map(clean_clue, clues):
-        if clue and len(kept) < max_clues:
+    for clue in clues:
+        clue = " ".join(_UNPRINTABLE.sub("", clue).split())
+        if any(sign.isalnum() for sign in clue) and len(kept) < max_clues:
             kept.setdefault(fold_clue(clue), clue)
     return list(kept.values())
 

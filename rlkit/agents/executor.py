@@ -116,8 +116,8 @@ def build_policy(name: str, config: Any, corpus: Corpus) -> Policy:
     if ":" not in name:
         near = nearest(name, ("raw_question", "scripted", "oracle"))
         raise ConfigError(
-            f"{name!r} is no policy that works without a model; allowed are raw_question, scripted, "
-            "oracle, or module:object" + (f"; did you mean {near}?" if near else ".")
+            f"{name!r} is no policy that works without a model; allowed are raw_question, "
+            "scripted, oracle, or module:object" + (f"; did you mean {near}?" if near else ".")
         )
     from rlkit.config import load_object
 
@@ -131,7 +131,7 @@ def build_policy(name: str, config: Any, corpus: Corpus) -> Policy:
 
 
 def fit_clue(text: str) -> str:
-    """Text cut at a word so that it is short enough for one clue; empty if nothing is searchable."""
+    """Text cut at a word so that it fits into one clue; empty if nothing in it is searchable."""
     text = " ".join(text.split()[:MAX_CLUE_WORDS])
     if len(text) > MAX_CLUE_CHARS:
         cut = text[:MAX_CLUE_CHARS]
@@ -150,7 +150,7 @@ def _open_names(state: State) -> dict[str, float]:
             shared = len(asked & _stems(sentence)) if source in ("IMPORTANT", "LOCAL") else 0
             value = _FROM_STATE[source] + min(shared, 4) - 0.5 * age
             for name in _qualified_names(sentence):
-                key = fold_clue(name)
+                key = _key(name)
                 if key not in found:
                     spelling.setdefault(key, name)
                     values[key] = max(value, values.get(key, value))
@@ -180,8 +180,13 @@ def _qualified_names(sentence: str) -> list[str]:
 
 
 def _title_keys(title: str) -> tuple[str, str]:
-    """A title, and the same without a qualifier in brackets, folded."""
-    return fold_clue(title), fold_clue(_QUALIFIER.sub("", title))
+    """A title, and the same without a qualifier in brackets, as `_key`s."""
+    return _key(title), _key(_QUALIFIER.sub("", title))
+
+
+def _key(name: str) -> str:
+    """A folded name without the article, which a sentence may have swallowed."""
+    return fold_clue(name).removeprefix("the ")
 
 
 def _stems(text: str) -> set[str]:

@@ -43,13 +43,14 @@ _HEADING = re.compile(
 class ParsedClues:
     """The clues of one output, in order. `how` is one of two_phase, search_block, clue_list,
     clue_tags, plain_lines, nothing. `dropped` counts candidates that were empty, too long,
-    repeated, cut off, or beyond the cap. `spans[i]` is where clue i stands in the output, as
-    (start, end) in characters."""
+    repeated, cut off, or beyond the cap, `repeated` those of them that say again what an earlier
+    one said. `spans[i]` is where clue i stands in the output, as (start, end) in characters."""
 
     clues: tuple[str, ...]
     how: str
     dropped: int
     spans: tuple[tuple[int, int], ...] = ()
+    repeated: int = 0
 
 
 class _Candidate(NamedTuple):
@@ -74,15 +75,18 @@ def parse_clues_from_output(text: str, max_clues: int = 4, plain_lines: bool = T
     text, tags = _without_passages(text)
     how, candidates, dropped = _candidates(text, tags, plain_lines)
     kept: dict[str, tuple[str, tuple[int, int]]] = {}
+    repeated = 0
     for start, end, max_words in candidates:
         clue = clean_clue(text[start:end], max_words) if end - start <= MAX_RAW_CHARS else ""
         key = fold_clue(clue)
         if not key or key in kept or len(kept) >= max_clues:
             dropped += 1
+            repeated += key in kept
         else:
             kept[key] = (clue, (start, end))
     clues = tuple(clue for clue, _ in kept.values())
-    return ParsedClues(clues, how, dropped, tuple(span for _, span in kept.values()))
+    spans = tuple(span for _, span in kept.values())
+    return ParsedClues(clues, how, dropped, spans, repeated)
 
 
 def _without_passages(text: str) -> tuple[str, list[_Tag]]:

@@ -99,7 +99,7 @@ def test_duplicates_fold_case_and_width_and_order_is_kept() -> None:
         "<clue>b</clue><clue>ＮＯＬＡＮ  films</clue><clue>Nolan films</clue><clue>a</clue>"
     )
     assert parsed.clues == ("b", "ＮＯＬＡＮ films", "a")
-    assert parsed.dropped == 1
+    assert (parsed.dropped, parsed.repeated) == (1, 1)
 
 
 def test_the_cap_counts_what_it_drops() -> None:

@@ -1,0 +1,67 @@
+"""`splits.json` in a run's folder: which questions and states train, and which are held out. It is
+written once; a resumed run, a second evaluation and the report all read the same parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlkit.errors import DataError
+from rlkit.files import read_json, write_json
+from rlkit.rounds.split import Splits, split_states
+from rlkit.rounds.state import State
+
+PARTS = ("train", "dev", "eval")
+NAME = "splits.json"
+
+
+def kept_splits(folder: str | Path, states: Sequence[State], config: Any) -> Splits:
+    """The split that `folder` holds, or a new one, which is then kept there.
+
+    States that were recorded after the split was made stay out of it. Raises DataError where
+    states of a kept split are no longer recorded, or the file is damaged.
+    """
+    path = Path(folder) / NAME
+    if path.exists():
+        return _restored(path, read_json(path), states)
+    data = config.data
+    splits = split_states(states, data.train_ratio, data.dev_ratio, data.split, config.seed)
+    write_json(path, _as_json(splits))
+    return splits
+
+
+def _as_json(splits: Splits) -> dict[str, Any]:
+    parts = {part: splits.part(part) for part in PARTS}
+    return {
+        "schema": 1,
+        "how": splits.how,
+        "shared_gold": splits.shared_gold,
+        "questions": {p: sorted({s.question_id for s in parts[p]}) for p in PARTS},
+        "states": {p: [s.state_id for s in parts[p]] for p in PARTS},
+    }
+
+
+def _restored(path: Path, kept: Any, states: Sequence[State]) -> Splits:
+    by_id = {state.state_id: state for state in states}
+    ids = kept.get("states") if isinstance(kept, Mapping) else None
+    if (
+        not isinstance(ids, Mapping)
+        or kept.get("schema") != 1
+        or not all(
+            isinstance(ids.get(part), list) and all(isinstance(i, str) for i in ids[part])
+            for part in PARTS
+        )
+    ):
+        raise DataError(
+            f"{path} is no splits file of schema 1 (it needs `states` with the lists train, dev, "
+            "eval); restore it, or delete it to split anew."
+        )
+    gone = [state_id for part in PARTS for state_id in ids[part] if state_id not in by_id]
+    if gone:
+        raise DataError(
+            f"{path} lists {len(gone)} states that are no longer recorded, first {gone[0]}; "
+            "restore the rounds, or start a run of another name."
+        )
+    parts = [[by_id[state_id] for state_id in ids[part]] for part in PARTS]
+    return Splits(*parts, how=str(kept.get("how")), shared_gold=int(kept.get("shared_gold", 0)))

@@ -1,0 +1,187 @@
+"""The seam between training and what is learnt: a `Task` gives states, prompts and scores.
+`SearchTask` is the Executor's: a state is a recorded round, an action a set of clues."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlkit.agents.clues import count_words
+from rlkit.agents.parse import ParsedClues
+from rlkit.agents.prompt import Messages, build_messages, shown_text
+from rlkit.agents.team import CollectReport
+from rlkit.errors import DataError
+from rlkit.library.tokenize import Tokenizer
+from rlkit.practice.collect_run import collect_run
+from rlkit.practice.environment import RoundResult, SearchRoundEnv, create_environment
+from rlkit.practice.source import chosen_states, load_library, rounds_folder
+from rlkit.practice.splits import PARTS, kept_splits
+from rlkit.rounds.checkpoints import RLCheckpointLoader, ScanReport
+from rlkit.rounds.split import Splits
+from rlkit.rounds.state import State
+
+TOKENS_PER_WORD = 1.4  # until a tokenizer counts; a Chinese character is about one token
+_WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
+_WORDS = Tokenizer(stem=False, stop_words=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The reward of one action, None where it cannot be scored, and what it is made of."""
+
+    reward: float | None
+    components: dict[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """All that the trainers know of what is learnt."""
+
+    def states(self, split: str) -> list[Any]:
+        """The states of train, dev or eval; each has a `state_id` that is unique."""
+        ...
+
+    def prompt(self, state: Any) -> Messages:
+        """The prompt of a state as chat messages."""
+        ...
+
+    def score(self, state: Any, completions: Sequence[str]) -> list[Score]:
+        """One Score for each completion, in order."""
+        ...
+
+
+class SearchTask:
+    """Recorded rounds replayed in a `SearchRoundEnv`.
+
+    States that miss no known document are left out of every part; `left_out` counts them.
+    `count_tokens` measures prompts; set it to the model's own count once that is loaded.
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        env: SearchRoundEnv,
+        config: Any,
+        count_tokens: Callable[[str], int] | None = None,
+        scan: ScanReport | None = None,
+    ) -> None:
+        self.splits, self.env, self.config, self.scan = splits, env, config, scan
+        self.count_tokens = count_tokens or estimate_tokens
+        self.left_out = {
+            part: sum(not state.missing for state in splits.part(part)) for part in PARTS
+        }
+
+    def states(self, split: str) -> list[State]:
+        """The states of train, dev or eval that miss at least one known document."""
+        return [state for state in self.splits.part(split) if state.missing]
+
+    def prompt(self, state: State) -> Messages:
+        """The Executor's prompt of a state."""
+        return build_messages(state, self.config.executor, self.config.search, self.count_tokens)
+
+    def score(
+        self, state: State, completions: Sequence[str], top_k: int | None = None
+    ) -> list[Score]:
+        """Rewards and components of completions for one state, all searched in one call.
+
+        `top_k` documents per clue (default: `search.top_k`); deep policies are given more.
+        """
+        parsed = [self.env.parse_clues_from_output(text) for text in completions]
+        self.env.reset(state)
+        results = self.env.step_group([clues.clues for clues in parsed], top_k)
+        shown = frozenset(_WORDS(shown_text(state)))
+        return [
+            Score(result.reward.total, self._components(clues, result, shown))
+            for clues, result in zip(parsed, results, strict=True)
+        ]
+
+    def lineage(self) -> dict[str, Any]:
+        """What the data was: for the run's `lineage.json`."""
+        known = {bool(state.gold_docids) for part in PARTS for state in self.splits.part(part)}
+        return {
+            "corpus_fingerprint": self.env.orchestrator.corpus.fingerprint,
+            "documents": len(self.env.orchestrator.corpus),
+            "known": {True: "gold", False: "recorded"}[min(known, default=True)],
+            "split": self.splits.how,
+            "parts": self.splits.describe(),
+            "left_out": dict(self.left_out),
+            "shared_gold": self.splits.shared_gold,
+            "scan": asdict(self.scan) if self.scan else None,
+        }
+
+    def _components(
+        self, parsed: ParsedClues, result: RoundResult, shown: frozenset[str]
+    ) -> dict[str, Any]:
+        written = len(parsed.clues) + parsed.repeated
+        return {
+            "clues": list(result.clues),
+            "parsed_how": parsed.how,
+            "documents": [
+                {"docid": d.docid, "title": d.title, "verdict": d.verdict, "new": d.new}
+                | {"clue": d.clue}
+                for d in result.documents
+            ],
+            "n_clues": len(result.clues),
+            "distinct_clue_ratio": len(parsed.clues) / written if written else None,
+            "grounded_clue_ratio": grounded_ratio(result.clues, shown),
+            "important_rate": result.important_rate,
+            "discovery_rate": result.discovery_rate,
+            "invalid": int(result.reward.invalid),
+            "unjudged": result.reward.unjudged,
+            "documents_read": len(result.read),
+            "reward_without_seen": result.reward.without_seen,
+            **result.reward.counts,
+            "clue_spans": [list(span) for span in parsed.spans],
+            "clue_values": self.env.clue_values(result),
+        }
+
+
+def build_search_task(
+    config: Any,
+    run: Any,
+    progress: Callable[[CollectReport], None] | None = None,
+) -> SearchTask:
+    """The search task of a run: library, rounds (collected into the run's folder where
+    `data.rounds_path` names none), the split kept in `splits.json`, and the environment.
+
+    Raises DataError where no state is left to train on.
+    """
+    library = load_library(config)
+    cache = Path(config.output_root) / ".index"
+    env = create_environment(config, library, cache)
+    folder = rounds_folder(config, run.folder)
+    if config.data.rounds_path is None:
+        collect_run(
+            config, folder, library=library, orchestrator=env.orchestrator, progress=progress
+        )
+    data = config.data
+    loader = RLCheckpointLoader(
+        folder, data.min_clues_per_round, data.max_samples_per_question, config.seed
+    )
+    scan = loader.load_data()
+    samples = chosen_states(loader.extract_training_samples(), data.max_questions)
+    task = SearchTask(kept_splits(run.folder, samples, config), env, config, scan=scan)
+    if not task.states("train"):
+        raise DataError(
+            f"{folder}: none of the {task.left_out['train']} training states misses a known "
+            "document, so there is nothing to learn; record rounds of more questions."
+        )
+    return task
+
+
+def grounded_ratio(clues: Sequence[str], shown: frozenset[str] | State) -> float | None:
+    """The share of the clues' words (stop words apart) that stand in what the state shows, which
+    is given as a State or as its set of words; None where the clues have no words."""
+    if isinstance(shown, State):
+        shown = frozenset(_WORDS(shown_text(shown)))
+    words = [word for clue in clues for word in _WORDS(clue)]
+    return sum(word in shown for word in words) / len(words) if words else None
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a text has, without a tokenizer."""
+    wide = len(_WIDE.findall(text))
+    return math.ceil(TOKENS_PER_WORD * (count_words(text) - (wide + 1) // 2) + wide)
