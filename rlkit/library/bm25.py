@@ -174,4 +174,5 @@ def _okapi(words: list[list[str]], k1: float, b: float):
         def _calc_idf(self, nd: dict[str, int]) -> None:
             self.idf = {word: idf(n, self.corpus_size) for word, n in nd.items()}
 
-    return LuceneOkapi(words, k1=k1, b=b)
+    # With k1 = 0 it would divide 0 by 0; so small a value changes no digit that is kept.
+    return LuceneOkapi(words, k1=max(k1, 1e-12), b=b)

@@ -39,34 +39,28 @@ def text_field(row: Row, *names: str, required: bool = True) -> str:
         if not required:
             return ""
         raise DataError(f"{row.where}, field {_alternatives(names)}: missing; give it a text.")
-    value = row.fields[name]
-    if not isinstance(value, str):
-        raise DataError(
-            f"{row.where}, field '{name}': a {type(value).__name__} where text is wanted."
-        )
-    text = clean_text(value).strip()
-    if required and not text:
-        raise DataError(f"{row.where}, field '{name}': empty; give it a text.")
-    return text
+    return _text(row.fields[name], f"{row.where}, field '{name}'", required)
 
 
 def identifier(row: Row, *names: str) -> str:
-    """The first of the named fields as an id; whole numbers are taken as text."""
+    """The first of the named fields as an id; whole numbers are taken as text.
+
+    Raises DataError where it is missing, empty, or neither.
+    """
     name = next((n for n in names if row.fields.get(n) is not None), None)
-    if name and isinstance(row.fields[name], int) and not isinstance(row.fields[name], bool):
-        return str(row.fields[name])
-    return text_field(row, *names)
+    if name is None:
+        return text_field(row, *names)
+    return _identifier(row.fields[name], f"{row.where}, field '{name}'")
 
 
 def strings(row: Row, *names: str) -> tuple[str, ...]:
-    """The first of the named fields as distinct texts in order; () where there is none."""
+    """The first of the named fields as distinct ids or texts in order; () where there is none."""
     name = next((n for n in names if row.fields.get(n) is not None), None)
     if name is None:
         return ()
-    found = {}
-    for number, value in enumerate(list_field(row, name)):
-        found[identifier(Row({"": value}, f"{row.where}, field '{name}[{number}]'"), "")] = None
-    return tuple(found)
+    values = enumerate(list_field(row, name))
+    found = (_identifier(value, f"{row.where}, field '{name}[{n}]'") for n, value in values)
+    return tuple(dict.fromkeys(found))
 
 
 def list_field(row: Row, name: str) -> list[Any]:
@@ -79,6 +73,21 @@ def list_field(row: Row, name: str) -> list[Any]:
             + " where a list is wanted."
         )
     return value
+
+
+def _identifier(value: Any, where: str) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return _text(value, where, required=True)
+
+
+def _text(value: Any, where: str, required: bool) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: a {type(value).__name__} where text is wanted.")
+    text = clean_text(value).strip()
+    if required and not text:
+        raise DataError(f"{where}: empty; give it a text.")
+    return text
 
 
 def _alternatives(names: tuple[str, ...]) -> str:
