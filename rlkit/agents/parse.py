@@ -41,16 +41,25 @@ _HEADING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedClues:
-    """The clues of one output, in order. `how` is one of two_phase, search_block, clue_list,
-    clue_tags, plain_lines, nothing. `dropped` counts candidates that were empty, too long,
-    repeated, cut off, or beyond the cap, `repeated` those of them that say again what an earlier
-    one said. `spans[i]` is where clue i stands in the output, as (start, end) in characters."""
+    """The clues of one output, in order; it can be used like the tuple of them.
+
+    `how` is one of two_phase, search_block, clue_list, clue_tags, plain_lines, nothing. `dropped`
+    counts candidates that were empty, too long, repeated, cut off, or beyond the cap, `repeated`
+    those of them that say again what an earlier one said. `spans[i]` is where clue i stands in the
+    output, as (start, end) in characters.
+    """
 
     clues: tuple[str, ...]
     how: str
     dropped: int
     spans: tuple[tuple[int, int], ...] = ()
     repeated: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.clues)
+
+    def __len__(self) -> int:
+        return len(self.clues)
 
 
 class _Candidate(NamedTuple):

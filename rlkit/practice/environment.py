@@ -6,7 +6,7 @@ or a checker come through; they never become a low reward."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from rlkit.agents.checker import DocumentChecker, GoldChecker
 from rlkit.agents.clues import distinct_clues
 from rlkit.agents.parse import ParsedClues, parse_clues_from_output
-from rlkit.errors import ConfigError, RunError, nearest
+from rlkit.errors import ConfigError, DataError, RunError, nearest
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Corpus, Library
 from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator
@@ -70,22 +70,22 @@ class SearchRoundEnv:
         self._state, self.round_data = round_context, {}
         return round_context
 
-    def step(self, search_clues: Sequence[str], top_k: int | None = None) -> RoundResult:
+    def step(self, search_clues: Iterable[str], top_k: int | None = None) -> RoundResult:
         """Search one set of clues from the state; `top_k` per clue, default that of the search."""
         return self.step_group([search_clues], top_k)[0]
 
     def step_group(
-        self, clue_sets: Sequence[Sequence[str]], top_k: int | None = None
+        self, clue_sets: Sequence[Iterable[str]], top_k: int | None = None
     ) -> list[RoundResult]:
         """`step` for K sets of clues from the same state: one search call, one call of the
         checker with each distinct document once. `round_data` is that of the last set.
 
-        Raises RunError before the first `reset`.
+        Raises RunError before the first `reset`, DataError for a text in place of clues.
         """
         state = self._state
         if state is None:
             raise RunError("the environment has no state yet; call reset(state) before step.")
-        groups = [distinct_clues(clues, self.max_clues) for clues in clue_sets]
+        groups = [distinct_clues(_not_text(clues), self.max_clues) for clues in clue_sets]
         rankings = self.orchestrator.search_many(groups, top_k)
         taken = [self._taken(state, ranking) for ranking in rankings]
         verdicts = self._judge(state, [row.docid for ranking in taken for row in ranking])
@@ -235,6 +235,15 @@ def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
             "check(state, documents); see the protocol rlkit.agents.checker.DocumentChecker."
         )
     return checker
+
+
+def _not_text(clues: Iterable[str]) -> Iterable[str]:
+    if isinstance(clues, str):
+        raise DataError(
+            f"step got the text {clues[:60]!r}, not clues; give a list of clues, such as "
+            "parse_clues_from_output(text) returns."
+        )
+    return clues
 
 
 def _title(corpus: Corpus, docid: str) -> str:

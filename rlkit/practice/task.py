@@ -163,6 +163,7 @@ def build_search_task(
     )
     scan = loader.load_data()
     samples = chosen_states(loader.extract_training_samples(), data.max_questions)
+    _check_corpus(samples, env)
     task = SearchTask(kept_splits(run.folder, samples, config), env, config, scan=scan)
     if not task.states("train"):
         raise DataError(
@@ -170,6 +171,18 @@ def build_search_task(
             "document, so there is nothing to learn; record rounds of more questions."
         )
     return task
+
+
+def _check_corpus(samples: Sequence[State], env: SearchRoundEnv) -> None:
+    """Rounds of another library would give nothing but low rewards, without a word."""
+    corpus = env.orchestrator.corpus
+    known = {docid for state in samples for docid in state.known_important}
+    if known and not any(docid in corpus for docid in known):
+        raise DataError(
+            f"none of the {len(known)} known documents of the recorded rounds, such as "
+            f"{min(known)!r}, is among the {len(corpus)} documents of the library; give the corpus "
+            "that the rounds were recorded on as data.corpus_path."
+        )
 
 
 def grounded_ratio(clues: Sequence[str], shown: frozenset[str] | State) -> float | None:

@@ -160,7 +160,15 @@ def test_a_step_before_reset_says_what_to_do() -> None:
     fresh = SearchRoundEnv(env.orchestrator, env.checker, env.calculator)
     with pytest.raises(RunError, match="call reset"):
         fresh.step(["one"])
-    assert fresh.parse_clues_from_output("<clue>one</clue>").clues == ("one",)
+
+
+def test_a_step_takes_what_the_parser_returns_and_refuses_text() -> None:
+    env = make_env({"one": "a"})
+    parsed = env.parse_clues_from_output("<clue>one</clue>")
+    assert list(parsed) == ["one"] and len(parsed) == 1
+    assert env.step(parsed) == env.step(["one"])
+    with pytest.raises(DataError, match="give a list of clues"):
+        env.step("one")
 
 
 LIBRARY = Library(

@@ -162,6 +162,17 @@ def test_rounds_without_a_corpus_are_an_error_that_says_what_to_give(tmp_path: P
         load_library(config)
 
 
+def test_rounds_of_another_library_are_an_error(
+    demo: tuple[Run, SearchTask], tmp_path: Path
+) -> None:
+    recorded, _ = demo
+    (tmp_path / "corpus.jsonl").write_text('{"id": "other", "title": "A", "text": "a town"}')
+    data = {"rounds_path": str(recorded.rounds_folder), "source": "rounds"}
+    run = demo_run(tmp_path, corpus_path=str(tmp_path / "corpus.jsonl"), **data)
+    with pytest.raises(DataError, match="is among the 1 documents of the library"):
+        build_search_task(run.config, run)
+
+
 def test_a_library_of_files_is_collected_and_split(tmp_path: Path) -> None:
     corpus = [{"id": f"d{n}", "title": f"Name{n} Town", "text": f"It is near Name{n + 1} Town."}
               for n in range(8)]  # fmt: skip
