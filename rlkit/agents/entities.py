@@ -20,7 +20,7 @@ from rlkit.rounds.state import (
 )
 from rlkit.rounds.tables import one_line
 
-SUMMARY_CHARS = 240
+SUMMARY_CHARS = {"IMPORTANT": 240, "LOCAL": 120}  # LOCAL documents mostly distract
 CONTEXT_CHARS = 4000  # of a document that is kept; longer texts would fill every later round
 NAMES_PER_DOCUMENT = 8
 
@@ -121,7 +121,7 @@ def _document_row(item: ReadDocument, number: int) -> DocumentRow:
         docid=item.document.docid,
         title=one_line(item.document.title),
         verdict=item.verdict,
-        summary=shorten(one_line(item.document.text), SUMMARY_CHARS),
+        summary=shorten(one_line(item.document.text), SUMMARY_CHARS[item.verdict]),
         round=number,
     )
 

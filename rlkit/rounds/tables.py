@@ -58,8 +58,8 @@ def render_tables(
 
     `language` is `en`, `zh` or `auto` (the question's). Where the text has more than `budget`
     tokens, as counted by `count_tokens`, the oldest context is cut to a few hundred characters
-    and then left out, then the next one; after all contexts the oldest summaries, documents and
-    entities go. The text then says that it was shortened. A budget too small even for the
+    and then left out, then the next one; after all contexts the summaries go, those of documents
+    that are not IMPORTANT first, then documents and entities. The text then says that it was shortened. A budget too small even for the
     headings gives the headings.
     """
     words = WORDS[dominant_language(state.question) if language == "auto" else language]
@@ -122,8 +122,11 @@ def _cuts(shown: _Shown) -> list[tuple[str, int]]:
     cuts: list[tuple[str, int]] = []
     for index in range(len(shown.contexts)):
         cuts += [("context end", index), ("context", index)]
-    cuts += [("summary", index) for index in range(len(shown.documents))]
-    cuts += [("document", index) for index in range(len(shown.documents))]
+    by_use = sorted(
+        range(len(shown.documents)), key=lambda i: shown.documents[i].verdict == "IMPORTANT"
+    )
+    cuts += [("summary", index) for index in by_use]
+    cuts += [("document", index) for index in by_use]
     cuts += [("entity", index) for index in range(len(shown.entities))]
     return cuts + [("target", index) for index in range(len(shown.targets))]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.errors import DataError
-from rlkit.files import check_id, new_folder, write_text
+from rlkit.files import check_id, new_folder
 from rlkit.rounds.state import MetaFile, RoundFile, RoundRef
 
 RUN_NAME = re.compile(r"run_([0-9]{3,9})")
@@ -52,8 +52,8 @@ class RoundWriter:
             try:
                 with new_folder(path) as folder:
                     for file in rounds:
-                        write_text(folder / round_name(file.round), _as_json(file))
-                    write_text(folder / META_NAME, _as_json(meta))
+                        _write(folder / round_name(file.round), file)
+                    _write(folder / META_NAME, meta)
                 return path
             except OSError as error:  # another collector took this number first
                 if not isinstance(error, FileExistsError) and error.errno not in _TAKEN:
@@ -76,8 +76,9 @@ def refs_of(rounds: Sequence[RoundFile]) -> tuple[RoundRef, ...]:
     )
 
 
-def _as_json(model: MetaFile | RoundFile) -> str:
-    return model.model_dump_json(by_alias=True, indent=1) + "\n"
+def _write(path: Path, model: MetaFile | RoundFile) -> None:
+    """`new_folder` flushes all files at once before it renames the folder."""
+    path.write_text(model.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
 
 
 def _check_rounds(meta: MetaFile, rounds: Sequence[RoundFile]) -> None:

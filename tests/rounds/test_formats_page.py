@@ -18,7 +18,9 @@ EXAMPLES = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 SCRIPTS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize(("example", "model"), zip(EXAMPLES, (MetaFile, RoundFile), strict=True))
+@pytest.mark.parametrize(
+    ("example", "model"), list(zip(EXAMPLES, (MetaFile, RoundFile), strict=True))
+)
 def test_the_examples_are_whole_and_name_every_key(example, model):
     given = json.loads(example)
     model.model_validate_json(example)
@@ -26,7 +28,7 @@ def test_the_examples_are_whole_and_name_every_key(example, model):
     assert set(model.model_fields) - optional <= set(given)
 
 
-@pytest.mark.parametrize(("example", "name"), zip(EXAMPLES, ("meta", "round"), strict=True))
+@pytest.mark.parametrize(("example", "name"), list(zip(EXAMPLES, ("meta", "round"), strict=True)))
 def test_the_examples_fit_the_json_schemas(example, name):
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(json.loads(example), load_schema(name))

@@ -113,3 +113,24 @@ def test_documents_cannot_fake_lines_tags_or_control_tokens():
 
 def test_one_line_keeps_harmless_text():
     assert one_line("  Zoë\tWürst, 北京 a<b? 1 < 2 ") == "Zoë Würst, 北京 a‹b? 1 < 2"
+
+
+def test_after_the_contexts_the_summaries_of_local_documents_go_first():
+    rows = [
+        DocumentRow(docid=d, title=d, verdict=v, summary=f"about {d} " * 20, round=n)
+        for d, v, n in (("gold", "IMPORTANT", 1), ("near", "LOCAL", 2))
+    ]
+    state = make_state(
+        round_file(2, document_table=tuple(rows)),
+        question_id="q",
+        question="Q",
+        run="r",
+        strategy="SEARCH",
+        subgoal="s",
+    )
+    whole = words(render_tables(state, "en")[0])
+    text, shortened = render_tables(state, "en", words, whole - 1)
+    assert shortened
+    assert "- near (LOCAL)" in text
+    assert "about near" not in text
+    assert "about gold" in text

@@ -49,14 +49,14 @@ class Killed(BaseException):
 
 def test_a_killed_writer_leaves_nothing_that_the_loader_takes_for_a_run(tmp_path, monkeypatch):
     write_run(tmp_path, "q0")
-    real = writer_module.write_text
+    real = writer_module._write
 
-    def dying(path, text):
+    def dying(path, model):
         if path.name == "round_002.json":
             raise Killed
-        return real(path, text)
+        return real(path, model)
 
-    monkeypatch.setattr(writer_module, "write_text", dying)
+    monkeypatch.setattr(writer_module, "_write", dying)
     with pytest.raises(Killed):
         write_run(tmp_path, "q1")
     (tmp_path / "q1" / ".run_001.abc").mkdir()  # what a harder kill would leave
