@@ -1,14 +1,15 @@
 """The command line, the same work as the notebooks without one: `python -m rlkit --help`.
 
-Exit codes: 0 done, 1 `check` found a failure, 2 a mistake that the user can mend (one sentence on
-stderr), 130 interrupted.
+Exit codes: 0 done, 1 `check` found a failure or `collect` lost questions, 2 a mistake that the user
+can mend (one sentence on stderr), 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlkit.config import RunConfig
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\ninterrupted; {_how_to_go_on(options.command)}", file=sys.stderr)
+        print(f"\n{_how_to_go_on(options.command)}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()
@@ -85,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _how_to_go_on(command: str) -> str:
     if command == "train":
-        return "the same command, or --resume, goes on from the last checkpoint."
-    return "what is finished is kept; the same command goes on."
+        return "stopped; the same command, or --resume, goes on from the last checkpoint."
+    return "interrupted; what is finished is kept, and the same command goes on."
 
 
 def _config(options: argparse.Namespace, path: Path | None = None) -> RunConfig:
@@ -105,12 +106,17 @@ def _config(options: argparse.Namespace, path: Path | None = None) -> RunConfig:
     return small.with_overrides(*changes, f"run_name={small.run_name}")
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: argparse.Namespace) -> int:
     config = _config(options)  # first, since a slip in it should not wait for torch
-    from rlkit.training.trainer import train_run
+    from rlkit.training.loop import train_run
 
     run = train_run(config)
-    print(f"the run's folder: {run.folder}\nnext: python -m rlkit eval, then report {run.folder}")
+    if run.status()["state"] == "stopped":  # the trainer took the interrupt and saved
+        print(f"{run.folder}: {_how_to_go_on('train')}", file=sys.stderr)
+        return 130
+    print(f"the run's folder: {run.folder}")
+    print(f"next: python -m rlkit eval, then python -m rlkit report {run.folder}")
+    return 0
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -156,17 +162,36 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if "fail" in levels else 0
 
 
-def _collect(options: argparse.Namespace) -> None:
+def _collect(options: argparse.Namespace) -> int:
     config = _config(options)
     from rlkit.practice.collect_run import collect_run
+    from rlkit.practice.source import rounds_folder
+    from rlkit.run import Run
 
-    names = options.policy or config.data.collectors
-    print(collect_run(config, names, config.data.max_questions, options.output))
+    folder = options.output or rounds_folder(config, Run.open(config).folder)
+    reports = collect_run(config, folder, options.policy, progress=_now_and_then())
+    for report in reports:
+        print(report)
+    print(f"rounds: {folder}")
+    return 1 if any(report.failed for report in reports) else 0
+
+
+def _now_and_then(seconds: float = 5.0) -> Callable[[object], None]:
+    """Print what is passed in, but not more often than every few seconds."""
+    last = time.monotonic()
+
+    def say(progress: object) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            print(progress, flush=True)
+
+    return say
 
 
 def _sft(options: argparse.Namespace) -> None:
     config = _config(options)
-    from rlkit.training.sft import sft_run
+    from rlkit.training.loop import sft_run
 
     print(f"warm start: {sft_run(config)}")
 

@@ -39,9 +39,15 @@ def stand_in(monkeypatch):
     return put
 
 
+def a_run(root: Path, state: str) -> Run:
+    run = Run.open(RunConfig.from_sections(run_name="one", output_root=str(root)))
+    run.set_status(state, step=4)
+    return run
+
+
 @pytest.fixture
 def trainer(stand_in, tmp_path):
-    return stand_in("rlkit.training.trainer", "train_run", types.SimpleNamespace(folder=tmp_path))
+    return stand_in("rlkit.training.loop", "train_run", a_run(tmp_path, "finished"))
 
 
 def test_train_without_params_takes_the_defaults(trainer):
@@ -65,19 +71,25 @@ def test_debug_shrinks_but_keeps_what_was_asked_for_by_name(trainer):
 
 
 def test_an_error_is_one_line_on_stderr_with_code_2(stand_in, capsys):
-    stand_in("rlkit.training.trainer", "train_run", ModelError("no model at x; check the path."))
+    stand_in("rlkit.training.loop", "train_run", ModelError("no model at x; check the path."))
     assert cli.main(["train"]) == 2
     assert capsys.readouterr().err == "error: no model at x; check the path.\n"
 
 
 def test_an_interruption_says_how_to_go_on_with_code_130(stand_in, capsys):
-    stand_in("rlkit.training.trainer", "train_run", KeyboardInterrupt())
+    stand_in("rlkit.training.loop", "train_run", KeyboardInterrupt())
     assert cli.main(["train"]) == 130
     assert "--resume, goes on from the last checkpoint" in capsys.readouterr().err
 
 
+def test_a_run_that_saved_itself_when_interrupted_ends_with_130_too(stand_in, tmp_path, capsys):
+    stand_in("rlkit.training.loop", "train_run", a_run(tmp_path, "stopped"))
+    assert cli.main(["train"]) == 130
+    assert "goes on from the last checkpoint" in capsys.readouterr().err
+
+
 def test_a_bug_keeps_its_traceback(stand_in):
-    stand_in("rlkit.training.trainer", "train_run", ZeroDivisionError())
+    stand_in("rlkit.training.loop", "train_run", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         cli.main(["train"])
 
@@ -130,16 +142,22 @@ def test_merge_lists_what_it_wrote(stand_in, capsys):
     assert capsys.readouterr().out == "merged/a-grpo-step5\n"
 
 
-def test_collect_takes_policies_questions_and_a_folder(stand_in, tmp_path):
-    calls = stand_in("rlkit.practice.collect_run", "collect_run", "12 questions played")
-    assert cli.main(["collect", "--policy", "raw_question", "--max-questions", "12"]) == 0
-    config, policies, questions, output = calls[0][0]
-    assert (policies, questions, output) == (["raw_question"], 12, None)
-    assert config.data.max_questions == 12
+def test_collect_records_into_the_run_and_counts_what_failed(stand_in, tmp_path, capsys):
+    report = types.SimpleNamespace(failed=0)
+    calls = stand_in("rlkit.practice.collect_run", "collect_run", [report])
+    arguments = ["collect", "--policy", "raw_question", "--max-questions", "12"]
+    arguments += ["--set", f"output_root={tmp_path}"]
+    assert cli.main(arguments) == 0
+    config, folder, policies = calls[0][0]
+    assert (policies, config.data.max_questions) == (["raw_question"], 12)
+    assert folder == tmp_path / "run" / "rounds"
+    report.failed = 1
+    assert cli.main([*arguments, "--output", str(tmp_path / "mine")]) == 1
+    assert calls[1][0][1] == tmp_path / "mine"
 
 
 def test_sft_and_report_say_where_the_result_is(stand_in, tmp_path, capsys):
-    stand_in("rlkit.training.sft", "sft_run", Path("outputs/run/sft"))
+    stand_in("rlkit.training.loop", "sft_run", Path("outputs/run/sft"))
     assert cli.main(["sft"]) == 0
     calls = stand_in("rlkit.results.report", "write_report", tmp_path / "report.html")
     run = Run.open(RunConfig.from_sections(run_name="one", output_root=str(tmp_path)))
