@@ -1,0 +1,184 @@
+"""Merging: W + (alpha / r) B A, a whole folder or none, and the wrong base found beforehand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlkit.config import RunConfig
+from rlkit.deploy.merge import merge_lora_to_base, merge_run
+from rlkit.errors import ModelError, RunError
+from rlkit.run import Run
+
+MATRIX = "model.layers.1.self_attn.v_proj"
+
+
+def test_merged_weight_is_w_plus_alpha_over_r_times_b_a(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    merge_lora_to_base(base, adapter, tmp_path / "merged", "float32")
+    weight = load_file(base / "model.safetensors")[f"{MATRIX}.weight"]
+    lora = load_file(adapter / "adapter_model.safetensors")
+    a, b = (lora[f"base_model.model.{MATRIX}.lora_{name}.weight"] for name in "AB")
+    expected = weight.double() + 12 / 4 * (b.double() @ a.double())  # alpha 12, rank 4
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert (expected - weight).abs().max() > 0.01
+    torch.testing.assert_close(merged[f"{MATRIX}.weight"].double(), expected, atol=1e-6, rtol=0)
+    untouched = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(merged[untouched], load_file(base / "model.safetensors")[untouched])
+
+
+def test_the_folder_is_a_whole_model_that_computes_what_base_and_adapter_do(
+    base: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = merge_lora_to_base(base, adapter, tmp_path / "merged", "float32")
+    folder = tmp_path / "merged"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(base).chat_template
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "merge.json"} <= names
+    ids = tokenizer("The bridge at 桥", return_tensors="pt")["input_ids"]
+    adapted = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        gap = (adapted.eval()(ids).logits - merged.eval()(ids).logits).abs().max()
+    assert gap < 1e-4 and report.saved_max_difference < 1e-4
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert f"{report.float32_max_difference:.1e} in float32" in capsys.readouterr().out
+
+
+def test_bfloat16_is_saved_and_its_difference_reported(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    report = merge_lora_to_base(base, adapter, tmp_path / "merged")
+    weights = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    stored = json.loads((tmp_path / "merged" / "merge.json").read_text())
+    assert stored["float32_max_difference"] <= 1e-4 < stored["saved_max_difference"] < 1
+    assert (stored["dtype"], stored["rank"], stored["alpha"]) == ("bfloat16", 4, 12)
+    assert stored["saved_max_difference"] == report.saved_max_difference
+
+
+def test_an_existing_output_is_never_overwritten(base: Path, adapter: Path, tmp_path: Path) -> None:
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(RunError, match="never overwritten"):
+        merge_lora_to_base(base, adapter, tmp_path / "merged")
+    assert list((tmp_path / "merged").iterdir()) == []
+
+
+def test_an_adapter_for_another_base_is_named_with_both(
+    base: Path, base_maker: Callable, adapter_maker: Callable, tmp_path: Path
+) -> None:
+    twin = base_maker("other-qwen3", seed=9)  # same shapes, another name
+    adapter = adapter_maker(twin, tmp_path / "adapter")
+    with pytest.raises(ModelError, match="other-qwen3.*tiny-qwen3"):
+        merge_lora_to_base(base, adapter, tmp_path / "out" / "merged")
+    assert not (tmp_path / "out").exists()
+
+
+def test_shapes_are_compared_before_any_weight_is_loaded(
+    base_maker: Callable, adapter: Path, tmp_path: Path
+) -> None:
+    wide = base_maker("tiny-qwen3", hidden_size=48)  # same name, other shapes
+    (wide / "model.safetensors").write_bytes(b"never read")
+    with pytest.raises(ModelError, match=r"does not fit.*self_attn\.\w_proj: 32 against 48"):
+        merge_lora_to_base(wide, adapter, tmp_path / "merged")
+
+
+def test_a_base_that_was_moved_is_still_the_same(
+    base: Path, adapter_maker: Callable, tmp_path: Path
+) -> None:
+    adapter = adapter_maker(base, tmp_path / "adapter", trained_on="/gone/Tiny-Qwen3")
+    merge_lora_to_base(base, adapter, tmp_path / "merged", "float32")
+    linked = tmp_path / "by-another-name"
+    linked.symlink_to(base)
+    adapter = adapter_maker(base, tmp_path / "adapter2", trained_on=str(linked))
+    merge_lora_to_base(base, adapter, tmp_path / "merged2", "float32")
+
+
+def test_a_quantised_base_is_refused_with_the_way_out(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    quantised = Path(shutil.copytree(base, tmp_path / "quantised"))
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (quantised / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="unquantised"):
+        merge_lora_to_base(quantised, adapter, tmp_path / "merged")
+
+
+def test_damaged_adapters_leave_nothing_behind(base: Path, adapter: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ModelError, match="no adapter"):
+        merge_lora_to_base(base, tmp_path / "nowhere", out / "merged")
+    broken = Path(shutil.copytree(adapter, tmp_path / "broken"))
+    weights = load_file(broken / "adapter_model.safetensors")
+    name = f"base_model.model.{MATRIX}.lora_B.weight"
+    save_file(weights | {name: torch.full_like(weights[name], torch.nan)},
+              broken / "adapter_model.safetensors")  # fmt: skip
+    with pytest.raises(ModelError, match="cannot be merged"):
+        merge_lora_to_base(base, broken, out / "merged")
+    (broken / "adapter_model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(ModelError, match="damaged"):
+        merge_lora_to_base(base, broken, out / "merged")
+    assert not out.exists()
+
+
+def test_a_wrong_merge_is_found_and_not_saved(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peft.LoraModel, "merge_and_unload", lambda self, **_: self.unload())
+    with pytest.raises(ModelError, match="not be the trained one"):
+        merge_lora_to_base(base, adapter, tmp_path / "out" / "merged")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture()
+def config(base: Path, adapter: Path, tmp_path: Path) -> RunConfig:
+    """A run with the checkpoints 5 and 100."""
+    config = RunConfig.from_sections(
+        run_name="tiny",
+        output_root=str(tmp_path),
+        model={"base_model_path": str(base), "load_in_4bit": False},
+        merge={"dtype": "float32"},
+    )
+    run = Run.open(config)
+    for step in (5, 100):
+        shutil.copytree(adapter, run.checkpoints_folder / f"checkpoint-{step}")
+    return config
+
+
+def test_all_checkpoints_are_merged_and_a_second_time_changes_nothing(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = merge_run(config)
+    assert folders == [
+        tmp_path / "tiny" / "merged" / f"tiny-qwen3-grpo-step{step}" for step in (5, 100)
+    ]
+    before = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
+    capsys.readouterr()
+    assert merge_run(config) == folders
+    assert capsys.readouterr().out.count("exists already and is left as it is") == 2
+    assert before == {path: path.stat().st_mtime_ns for f in folders for path in f.iterdir()}
+
+
+def test_listed_checkpoints_go_where_they_are_asked_to(config: RunConfig, tmp_path: Path) -> None:
+    (folder,) = merge_run(config, [100], tmp_path / "elsewhere")
+    assert folder == tmp_path / "elsewhere" / "tiny-qwen3-grpo-step100"
+    assert (folder / "merge.json").is_file()
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(config: RunConfig) -> None:
+    with pytest.raises(RunError, match=r"no checkpoint of step 7; there are: 5, 100\."):
+        merge_run(config, [5, 7])
+    with pytest.raises(RunError, match="no run"):
+        merge_run(config.with_overrides("run_name=other"))
