@@ -70,7 +70,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         os.chmod(temporary, 0o777 & ~_umask())
         yield temporary
         for file in temporary.rglob("*"):
-            if file.is_file():
+            if file.is_file():  # safetensors makes its files readable to their owner alone
+                os.chmod(file, file.stat().st_mode | (0o666 & ~_umask()))
                 _sync(file)
         for folder in (temporary, *(f for f in temporary.rglob("*") if f.is_dir())):
             sync_folder(folder)
@@ -99,6 +100,8 @@ def read_json(path: str | Path) -> Any:
         raise DataError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}); mend or remove the file."
         ) from error
+    except ValueError as error:  # a whole number of more than 4300 digits
+        raise DataError(f"{path} cannot be read ({error}); mend the file.") from error
     except RecursionError as error:
         raise DataError(f"{path} is nested too deeply to be read; mend the file.") from error
 
@@ -122,7 +125,7 @@ def read_jsonl(
                 continue
             try:
                 row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, too big
                 reason = getattr(error, "msg", None) or getattr(error, "reason", str(error))
                 raise DataError(
                     f"{path}, line {number}: not a JSON object ({reason}); mend or remove the line."

@@ -59,8 +59,8 @@ def render_tables(
     `language` is `en`, `zh` or `auto` (the question's). Where the text has more than `budget`
     tokens, as counted by `count_tokens`, the oldest context is cut to a few hundred characters
     and then left out, then the next one; after all contexts the summaries go, those of documents
-    that are not IMPORTANT first, then documents and entities. The text then says that it was shortened. A budget too small even for the
-    headings gives the headings.
+    that are not IMPORTANT first, then documents and entities. The text then says that it was
+    shortened. A budget too small even for the headings gives the headings.
     """
     words = WORDS[dominant_language(state.question) if language == "auto" else language]
     whole = _Shown.all_of(state)
