@@ -125,7 +125,7 @@ def read_jsonl(
                 continue
             try:
                 row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, too big
+            except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too big
                 reason = getattr(error, "msg", None) or getattr(error, "reason", str(error))
                 raise DataError(
                     f"{path}, line {number}: not a JSON object ({reason}); mend or remove the line."
