@@ -94,26 +94,27 @@ def _model(config: RunConfig) -> tuple[str, str]:
 
 
 def _data(config: RunConfig) -> tuple[str, str]:
+    from rlkit.practice.source import load_library
+
+    library = load_library(config)
+    text = f"{len(library.corpus)} documents, {len(library.questions)} questions"
+    if config.data.source != "rounds":
+        return "ok", text
+    level, rounds = _rounds(config)
+    return level, f"{text}; {rounds}"
+
+
+def _rounds(config: RunConfig) -> tuple[str, str]:
+    from rlkit.rounds.checkpoints import RLCheckpointLoader
+
     data = config.data
-    if data.source == "rounds":
-        from rlkit.rounds.checkpoints import RLCheckpointLoader
-
-        loader = RLCheckpointLoader(data.rounds_path, min_clues_per_round=data.min_clues_per_round)
-        loader.load_data()
-        samples, damaged = len(loader.extract_training_samples()), len(loader.damaged)
-        if not samples:
-            return "fail", f"{data.rounds_path} gives no states; check data.min_clues_per_round"
-        text = f"{samples} states in {data.rounds_path}, {damaged} damaged runs set aside"
-        return ("warn" if damaged else "ok"), text
-    if data.source == "demo":
-        from rlkit.demo.library import make_demo_library
-
-        library = make_demo_library()
-    else:
-        from rlkit.library.corpus import read_library
-
-        library = read_library(data.corpus_path, data.questions_path)
-    return "ok", f"{len(library.corpus)} documents, {len(library.questions)} questions"
+    loader = RLCheckpointLoader(data.rounds_path, min_clues_per_round=data.min_clues_per_round)
+    loader.load_data()
+    samples, damaged = len(loader.extract_training_samples()), len(loader.damaged)
+    if not samples:
+        return "fail", f"{data.rounds_path} gives no states; check data.min_clues_per_round"
+    text = f"{samples} states in {data.rounds_path}, {damaged} damaged runs set aside"
+    return ("warn" if damaged else "ok"), text
 
 
 def _plugins(config: RunConfig) -> tuple[str, str]:

@@ -195,3 +195,15 @@ def test_check_reports_each_subject_and_fails_on_what_is_missing(tmp_path, capsy
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
     assert [line.split()[1] for line in failed] == ["model", "data"]
     assert cli.main(["check", "--set", "grop.x=1"]) == 1
+
+
+def test_check_counts_the_states_of_recorded_rounds_and_fails_without_any(tmp_path, capsys):
+    (tmp_path / "corpus.jsonl").write_text('{"id": "d1", "title": "T", "text": "some words"}\n')
+    (tmp_path / "rounds").mkdir()
+    given = ["data.source=rounds", f"data.rounds_path={tmp_path}/rounds", f"output_root={tmp_path}"]
+    check = ["check", "--params", PARAMS, "--set", *given]
+    assert cli.main(check) == 1
+    assert "data.corpus_path is not set" in capsys.readouterr().out
+    assert cli.main([*check, f"data.corpus_path={tmp_path}/corpus.jsonl"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("fail  data") and "rounds" in line for line in lines)
