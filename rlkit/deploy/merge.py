@@ -57,8 +57,8 @@ class MergeReport:
     def __str__(self) -> str:
         return (
             f"{Path(self.output).name}: logits differ from base and adapter by at most "
-            f"{self.float32_max_difference:.1e} in float32 (allowed {TOLERANCE:.0e}); reloaded from "
-            f"disk in {self.dtype} by at most {self.saved_max_difference:.1e}, on average "
+            f"{self.float32_max_difference:.1e} in float32 (allowed {TOLERANCE:.0e}); reloaded "
+            f"from disk in {self.dtype} by at most {self.saved_max_difference:.1e}, on average "
             f"{self.saved_mean_difference:.1e}, same next token at "
             f"{self.saved_top1_agreement:.1%} (n = {self.tokens} tokens of {self.prompts} prompts)"
         )
@@ -134,9 +134,9 @@ def merge_lora_to_base(
     exact = _difference(before, _logits(merged, prompts))[0]
     if not exact <= TOLERANCE:
         raise ModelError(
-            f"merging {adapter_path} into {base_path} changes the logits by {exact:.1e} in float32, "
-            f"more than {TOLERANCE:.0e}; the merged model would not be the trained one, so nothing "
-            "was saved."
+            f"merging {adapter_path} into {base_path} changes the logits by {exact:.1e} in "
+            f"float32, more than {TOLERANCE:.0e}; the merged model would not be "
+            "the trained one, so nothing was saved."
         )
     with new_folder(output) as temporary:
         merged.to(DTYPES[dtype]).save_pretrained(temporary)
@@ -201,8 +201,8 @@ def _check_base(source: str, base: str, adapter: Path, trust_remote_code: bool) 
     trained_on = settings.get("base_model_name_or_path")
     if trained_on and not _same_base(trained_on, base, source):
         raise ModelError(
-            f"the adapter at {adapter} was trained on {trained_on!r}, not on {base!r}; give the base "
-            "that it was trained on."
+            f"the adapter at {adapter} was trained on {trained_on!r}, not on {base!r}; give the "
+            "base that it was trained on."
         )
 
 

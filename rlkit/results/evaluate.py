@@ -36,7 +36,7 @@ NAMES = {
 }
 REWARD_PARTS = (
     "important_new", "important_seen", "local_new", "local_seen", "discard_new", "discard_seen",
-)
+)  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -58,7 +58,7 @@ METRICS = {
 _COLUMNS = (
     "policy", "state_id", "question_id", "hops", "round", *METRICS, "unjudged", "documents_read",
     "completion", "clues", "documents",
-)
+)  # fmt: skip
 _WHOLE = ("hops", "round", "unjudged", "documents_read")
 
 

@@ -30,7 +30,9 @@ from rlkit.results.statistics import paired_differences, paired_interval
 BLUE, ORANGE, GREEN, SKY, PINK, GREY = (
     "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#8c8c8c",
 )  # fmt: skip
-PART_COLOURS = dict(zip(REWARD_PARTS, (GREEN, "#7fceb9", ORANGE, "#f2cf7f", GREY, PINK)))
+_PALE_GREEN, _PALE_ORANGE = "#7fceb9", "#f2cf7f"
+_PARTS = (GREEN, _PALE_GREEN, ORANGE, _PALE_ORANGE, GREY, PINK)
+PART_COLOURS = dict(zip(REWARD_PARTS, _PARTS, strict=True))
 
 # column of metrics.jsonl -> (title, unit, the evaluation's column on the dev states or None)
 CURVES = {

@@ -180,7 +180,7 @@ def _results(evaluation: Evaluation) -> dict[str, Any]:
         ),
         "components": picture(
             lambda: plots.reward_components(evaluation),
-            "What each policy's reward is made of; the numbers of documents are in the table below.",
+            "What each policy's reward is made of; the table below has the numbers of documents.",
         ),
         "differences": [_difference_row(evaluation, a, b) for a, b in pairs],
         "sorted": [_sorted_picture(evaluation, a, b) for a, b in pairs[:2]],

@@ -129,9 +129,7 @@ def _ending(interval: PairedInterval) -> str:
 
 def _changes(evaluation: Evaluation, a: str, b: str) -> dict[str, tuple[float, float]]:
     """By state that was judged under both: the change of discovery rate and that of reward."""
-    ours, theirs = (
-        evaluation.judged_rows(name, "reward").set_index("state_id") for name in (a, b)
-    )
+    ours, theirs = (evaluation.judged_rows(name, "reward").set_index("state_id") for name in (a, b))
     change = (ours[list(METRICS)] - theirs[list(METRICS)]).dropna(subset=["reward"])
     change = change[["discovery_rate", "reward"]].fillna(0.0).round(6)
     return {state: (row.discovery_rate, row.reward) for state, row in change.iterrows()}

@@ -45,6 +45,7 @@ def test_the_folder_is_a_whole_model_that_computes_what_base_and_adapter_do(
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(base).chat_template
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "merge.json"} <= names
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "merge.json").stat().st_mode
     ids = tokenizer("The bridge at 桥", return_tensors="pt")["input_ids"]
     adapted = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
     merged = AutoModelForCausalLM.from_pretrained(folder)

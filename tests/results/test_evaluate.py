@@ -118,7 +118,11 @@ def test_the_file_brings_back_the_same_evaluation(
 
 def test_files_of_another_schema_or_shape_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
-    for content, reason in (('{"schema": 2}', "schema 2"), ("[]", "list"), ('{"schema": 1}', "rows")):
+    for content, reason in (
+        ('{"schema": 2}', "schema 2"),
+        ("[]", "list"),
+        ('{"schema": 1}', "rows"),
+    ):
         path.write_text(content)
         with pytest.raises(DataError, match=reason):
             load_evaluation(path)

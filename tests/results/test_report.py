@@ -1,4 +1,4 @@
-"""The report: whole with all parts, honest without them, escaped, offline, and the same each time."""
+"""The report: whole with all parts, honest without them, escaped, offline, always the same."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def report(finished_run: Path) -> str:
 
 def test_nothing_is_loaded_from_anywhere(report: str) -> None:
     page = Page(report)
-    assert page.addresses and all(a.startswith("data:image/svg+xml;base64,") for a in page.addresses)
+    assert page.addresses
+    assert all(a.startswith("data:image/svg+xml;base64,") for a in page.addresses)
     assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(page.tags)
     assert page.handlers == []
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in report
@@ -64,8 +65,10 @@ def test_every_picture_has_a_text(report: str) -> None:
 def test_all_parts_are_there(report: str) -> None:
     for part in (
         "difference of +0.44", "n = 32 held-out questions", "grpo.group_size",
-        "16 states that have nothing missing", "gold documents", "0123abc", "Discovery rate by policy",
-        "What the reward is made of", "tuned Executor minus warm start", "IMPORTANT", "metrics.jsonl",
+        "16 states that have nothing missing", "gold documents", "0123abc",
+        "Discovery rate by policy",
+        "What the reward is made of", "tuned Executor minus warm start", "IMPORTANT",
+        "metrics.jsonl",
         "120 questions, 120 states",
     ):  # fmt: skip
         assert part in report, part
