@@ -121,7 +121,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _eval(options: argparse.Namespace) -> None:
     config = _config(options, _config_of(options.checkpoint))
-    from rlkit.training.compare import evaluate_run
+    from rlkit.results.compare import evaluate_run
 
     evaluation = evaluate_run(config, baseline=options.baseline, checkpoints=options.checkpoint)
     print(evaluation.summary().to_string())

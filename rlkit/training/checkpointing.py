@@ -81,7 +81,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     for name, expected in state["sha256"].items():
         file = folder / Path(name).name
         if not file.is_file() or _sha256(file) != expected:
-            raise DataError(f"{file} is missing or damaged; remove the folder or use another checkpoint.")
+            raise DataError(
+                f"{file} is missing or damaged; remove the folder or use another checkpoint."
+            )
     return Checkpoint(
         folder,
         state,
@@ -108,7 +110,10 @@ def newest_checkpoint(folder: Path, log: Callable[[str], None] = print) -> Check
         except DataError as error:
             log(f"checkpoint {step} is passed over: {error}")
     if steps:
-        raise RunError(f"{folder} holds {len(steps)} checkpoints and none is whole; move the run's folder away to start anew.")
+        raise RunError(
+            f"{folder} holds {len(steps)} checkpoints and none is whole; move the run's folder "
+            "away to start anew."
+        )
     return None
 
 
@@ -129,7 +134,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: list[str]) -> dic
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, Tensor],
 ) -> None:
     """Put tensors of `optimizer_tensors` back."""
     for key, value in tensors.items():

@@ -41,7 +41,9 @@ def clue_advantages(
     than two: 0. `clue_of_token` (K, C) holds each token's clue, -1 outside clues: those tokens
     take the action's advantage.
     """
-    result = np.repeat(np.asarray(action_advantages, dtype=np.float64)[:, None], clue_of_token.shape[1], 1)
+    result = np.repeat(
+        np.asarray(action_advantages, dtype=np.float64)[:, None], clue_of_token.shape[1], 1
+    )
     for j in range(max((len(values) for values in clue_values), default=0)):
         column = [values[j] if j < len(values) else None for values in clue_values]
         credit = compute_group_advantages(column)

@@ -65,7 +65,9 @@ def group_loss(
     per_token = _policy_term(ratio, safe_logp, advantages, settings)
     if ref_logp is not None and settings.kl_penalty:
         difference = torch.where(mask, ref_logp.detach() - logp, torch.zeros_like(logp))
-        per_token = per_token + settings.kl_penalty * KL_ESTIMATORS[settings.kl_estimator](difference)
+        per_token = per_token + settings.kl_penalty * KL_ESTIMATORS[settings.kl_estimator](
+            difference
+        )
     per_token = torch.where(mask, per_token, torch.zeros_like(per_token))
     total, denominator = AVERAGES[settings.loss_type](
         per_token, mask, int(counted.sum()), settings.max_new_tokens
@@ -92,7 +94,9 @@ def _policy_term(ratio: Tensor, logp: Tensor, advantages: Tensor, settings: Any)
 
 def clip_range(settings: Any) -> tuple[float, float]:
     """(1 - epsilon, 1 + epsilon_high)."""
-    high = settings.clip_epsilon if settings.clip_epsilon_high is None else settings.clip_epsilon_high
+    high = (
+        settings.clip_epsilon if settings.clip_epsilon_high is None else settings.clip_epsilon_high
+    )
     return 1.0 - settings.clip_epsilon, 1.0 + high
 
 

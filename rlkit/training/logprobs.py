@@ -69,7 +69,9 @@ def _hidden_states(model: nn.Module, prompt: Sequence[int], tokens: Tensor) -> T
     return torch.cat([first, hidden[len(prompt) :].view(k, c - 1, -1)], dim=1)
 
 
-def _score(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _score(
+    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     """(M,) log-probabilities and entropies of M positions."""
     logits = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature  # (M, V)
@@ -95,9 +97,7 @@ def get_token_log_probs(
         logits = model(input_ids=ids[real][None], use_cache=False).logits[0, :-1]
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         logprobs = torch.log_softmax(wide, -1).gather(1, ids[real][1:, None])[:, 0]
-        rows.append(
-            nn.functional.pad(logprobs, (real.start, len(ids) - real.stop))
-        )
+        rows.append(nn.functional.pad(logprobs, (real.start, len(ids) - real.stop)))
     return torch.stack(rows) if rows else result
 
 

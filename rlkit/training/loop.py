@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from rlkit.files import new_folder
 from rlkit.practice.examples import search_examples
 from rlkit.practice.task import build_search_task
 from rlkit.run import Run
@@ -25,7 +28,9 @@ from rlkit.training.trainer import GRPOTrainer, state_order
 Log = Callable[[str], None]
 
 
-def train_run(config: Any, *, log: Log = print, progress: Callable[[dict], None] | None = None) -> Run:
+def train_run(
+    config: Any, *, log: Log = print, progress: Callable[[dict], None] | None = None
+) -> Run:
     """Train as `config` says, or go on where its run stands; returns the run.
 
     A finished run is not trained again: it is returned as it is, and `log` says how to go on.
@@ -77,7 +82,12 @@ def load_model(config: Any, adapter: str | Path | None = None, log: Log = print)
 
 
 def warm_start(
-    config: Any, run: Run, task: Any, *, log: Log = print, progress: Callable[[dict], None] | None = None
+    config: Any,
+    run: Run,
+    task: Any,
+    *,
+    log: Log = print,
+    progress: Callable[[dict], None] | None = None,
 ) -> Path:
     """Fine-tune on recorded actions that found something; the adapter's folder `sft/adapter`.
 
@@ -89,7 +99,9 @@ def warm_start(
         return folder
     model, tokenizer = load_model(config, None, log)
     task.count_tokens = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    pairs = [(task.prompt(state), text) for state, text in search_examples(task.states("train"), config)]
+    pairs = [
+        (task.prompt(state), text) for state, text in search_examples(task.states("train"), config)
+    ]
     examples = encode_examples(tokenizer, pairs, config.model.enable_thinking)
     log(f"warm start: {len(examples)} recorded actions that found something")
     rows = train_sft(model, examples, config.sft, config.seed, progress=progress or _said(log))
@@ -112,11 +124,14 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
     run, log, total = trainer.run, trainer.log, trainer.total_steps
     start = trainer.load_checkpoint()
     if start >= total:
-        log(f"{run.folder} is finished ({start} steps); raise training.num_epochs to go on, or take another run_name")
+        log(
+            f"{run.folder} is finished ({start} steps); raise training.num_epochs to go on, or take "
+            "another run_name"
+        )
         run.set_status("finished", step=start)
         return "finished"
     log(f"loop: step {start + 1} to {total}" if start else f"loop: {total} steps")
-    run.write_lineage({"device": str(trainer.device), "states": len(trainer.task.states("train"))})
+    run.write_lineage({"device": str(trainer.device), **trainer.lineage()})
     run.set_status("running", step=start)
     monitor = Monitor(trainer.config, run, start)
     try:
@@ -128,11 +143,13 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
                 if interrupted.is_set() and trainer.progress.step < total:
                     trainer.save_checkpoint()
                     run.set_status("stopped", step=trainer.progress.step)
-                    log(f"stopped after step {trainer.progress.step}; the same command goes on from there")
+                    log(f"stopped after step {trainer.progress.step}; the same command goes on")
                     return "stopped"
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        run.set_status(state, step=trainer.progress.step, reason=f"{type(error).__name__}: {error}"[:500])
+        run.set_status(
+            state, step=trainer.progress.step, reason=f"{type(error).__name__}: {error}"[:500]
+        )
         raise
     finally:
         monitor.close()
@@ -150,7 +167,10 @@ def _first_line(trainer: GRPOTrainer, monitor: Monitor, progress: Any) -> None:
 def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool) -> None:
     training, step = trainer.config.training, trainer.progress.step
     states = state_order(
-        trainer.task.states("train"), trainer.config.seed, step * training.batch_size, training.batch_size
+        trainer.task.states("train"),
+        trainer.config.seed,
+        step * training.batch_size,
+        training.batch_size,
     )
     metrics = trainer.training_step(states)
     step += 1
@@ -159,7 +179,12 @@ def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool)
     epoch_ends = step % training.steps_per_epoch == 0 or last
     if epoch_ends:
         metrics |= _dev_evaluation(trainer)
-    _record(trainer, monitor, progress, {"step": step, "epoch": step / training.steps_per_epoch, **metrics})
+    _record(
+        trainer,
+        monitor,
+        progress,
+        {"step": step, "epoch": step / training.steps_per_epoch, **metrics},
+    )
     trainer.write_rollouts()
     if epoch_ends or step % training.save_every_n_steps == 0:
         trainer.save_checkpoint()
@@ -186,7 +211,9 @@ def _dev_evaluation(trainer: GRPOTrainer) -> dict[str, Any]:
     value, best = found["reward"], trainer.progress.best_value
     if value is not None and (best is None or value > best) and trainer.progress.step:
         trainer.progress.best_step, trainer.progress.best_value = trainer.progress.step, value
-    return {f"eval/{k}": v for k, v in found.items()} | {"eval/seconds": time.perf_counter() - start}
+    return {f"eval/{k}": v for k, v in found.items()} | {
+        "eval/seconds": time.perf_counter() - start
+    }
 
 
 def step_line(metrics: dict[str, Any]) -> str:
@@ -229,10 +256,8 @@ def _keep_reference(adapter: Path, run: Run) -> Path:
     """Copy the adapter that training starts from into the run, so that the run stands alone."""
     kept = run.folder / "reference_adapter"
     if not kept.exists():
-        from rlkit.files import new_folder
-
         if not (adapter / "adapter_config.json").is_file():
-            check_adapter(adapter, None, "")  # raises: says what is missing
+            check_adapter(adapter, torch.nn.Module(), "")  # raises: says what is missing
         with new_folder(kept) as temporary:
             for name in ("adapter_config.json", "adapter_model.safetensors"):
                 shutil.copyfile(adapter / name, temporary / name)

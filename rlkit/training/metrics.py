@@ -2,7 +2,7 @@
 
 | name | meaning |
 |---|---|
-| reward, reward_std | mean reward of the step's scored actions; mean over groups of the population standard deviation |
+| reward, reward_std | mean reward of scored actions; mean standard deviation within groups |
 | frac_reward_zero_std | share of groups whose rewards are all equal: they teach nothing |
 | kl | k3 to the reference, per sampled token |
 | entropy | of the policy at the sampled tokens, nats per token |

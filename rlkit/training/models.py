@@ -50,7 +50,10 @@ def resolve_base_model(name: str | Path) -> str:
     path = Path(text).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"{path} holds no config.json, so it is no model folder; check model.base_model_path.")
+            raise ModelError(
+                f"{path} holds no config.json, so it is no model folder; check "
+                "model.base_model_path."
+            )
         return str(path)
     looks_like_path = path.is_absolute() or text.startswith(("~", ".")) or text.count("/") != 1
     if path.exists() or looks_like_path:
@@ -157,7 +160,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(specials)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=specials[0], bos_token=specials[1], eos_token=specials[2]
+        tokenizer_object=backend,
+        pad_token=specials[0],
+        bos_token=specials[1],
+        eos_token=specials[2],
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -26,7 +26,9 @@ class Monitor:
 
     def log(self, metrics: dict[str, Any]) -> None:
         step = int(metrics["step"])
-        numbers = {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and k != "step"}
+        numbers = {
+            k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and k != "step"
+        }
         if self._board:
             for name, value in numbers.items():
                 self._board.add_scalar(name, value, step)

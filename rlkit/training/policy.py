@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rlkit.training import attention
 from rlkit.training.models import resolve_base_model
 from rlkit.training.sampling import sample_actions
 
-REFERENCE = "reference"
+TRAINED, REFERENCE = "default", "reference"  # names of adapters
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -39,13 +39,17 @@ class Precision:
     reason: str
 
 
-def choose_precision(device: str = "auto", dtype: str = "auto", load_in_4bit: bool = False) -> Precision:
+def choose_precision(
+    device: str = "auto", dtype: str = "auto", load_in_4bit: bool = False
+) -> Precision:
     """Choose device, dtype and 4-bit; `reason` is the sentence that the log shows.
 
     Raises ModelError where CUDA is asked for and none is there.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise ModelError("model.device is 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'.")
+        raise ModelError(
+            "model.device is 'cuda', but torch sees no CUDA device; use 'auto' or 'cpu'."
+        )
     where = "cuda" if device in ("auto", "cuda") and torch.cuda.is_available() else "cpu"
     if dtype != "auto":
         kind, why = DTYPES[dtype], f"{dtype} because model.dtype says so"
@@ -56,13 +60,19 @@ def choose_precision(device: str = "auto", dtype: str = "auto", load_in_4bit: bo
     else:
         fast = _cpu_multiplies_bfloat16()
         kind = torch.bfloat16 if fast else torch.float32
-        why = "bfloat16, which this CPU multiplies" if fast else "float32, since this CPU has no bfloat16 unit"
+        why = (
+            "bfloat16, which this CPU multiplies"
+            if fast
+            else "float32, since this CPU has no bfloat16 unit"
+        )
     if not load_in_4bit:
         return Precision(where, kind, False, f"{where}, {why}")
     problem = _four_bit_problem()
     if problem:
         return Precision(where, kind, False, f"{where}, {why}; not 4-bit: {problem}")
-    return Precision(where, kind, True, f"{where}, 4-bit weights (bitsandbytes nf4), computing in {why}")
+    return Precision(
+        where, kind, True, f"{where}, 4-bit weights (bitsandbytes nf4), computing in {why}"
+    )
 
 
 def load_model_with_lora(
@@ -99,8 +109,10 @@ def load_model_with_lora(
         check_adapter(adapter, base, str(base_path))
         model = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
         model.load_adapter(str(adapter), adapter_name=REFERENCE, is_trainable=False)
-        model.set_adapter("default")
-    for config in model.peft_config.values():  # the name that was given, not a folder of this machine
+        model.set_adapter(TRAINED)
+    for (
+        config
+    ) in model.peft_config.values():  # the name that was given, not a folder of this machine
         config.base_model_name_or_path = str(base_path)
     return model.eval(), tokenizer
 
@@ -135,7 +147,9 @@ def load_base_model(
     else:
         model.to(precision.device)
     if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
-        raise ModelError(f"{base_path} caps its logits (Gemma 2), which is not supported; choose another model.")
+        raise ModelError(
+            f"{base_path} caps its logits (Gemma 2), which is not supported; choose another model."
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.eval(), tokenizer
@@ -151,7 +165,9 @@ def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
     weights = folder / "adapter_model.safetensors"
     for file in (config, weights):
         if not file.is_file():
-            raise ModelError(f"there is no adapter at {folder}: {file.name} is missing; check model.init_adapter.")
+            raise ModelError(
+                f"there is no adapter at {folder}: {file.name} is missing; check the path."
+            )
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -160,7 +176,9 @@ def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
         with safe_open(str(weights), framework="pt") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}
     except (ValueError, SafetensorError, OSError, AttributeError) as error:
-        raise ModelError(f"the adapter at {folder} is damaged ({error}); use another checkpoint.") from error
+        raise ModelError(
+            f"the adapter at {folder} is damaged ({error}); use another checkpoint."
+        ) from error
     for key, shape in shapes.items():
         if ".lora_" not in key:
             continue
@@ -173,7 +191,7 @@ def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
         if size != given:
             raise ModelError(
                 f"the adapter at {folder} was trained on {trained_on!r} and does not fit "
-                f"{base_path!r} ({name}: {given} against {size}); use the base that it was trained on."
+                f"{base_path!r} ({name}: {given} against {size}); use its own base."
             )
     if not shapes:
         raise ModelError(f"the adapter at {folder} holds no weights; use another checkpoint.")
@@ -183,7 +201,7 @@ def save_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> Path:
     """Save the trained adapter in PEFT's own format (adapter_config.json, safetensors)."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+    model.save_pretrained(folder, selected_adapters=[TRAINED], save_embedding_layers=False)
     return folder
 
 
@@ -192,25 +210,36 @@ def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
 
     Raises ModelError where the folder is missing, damaged, or for another base.
     """
-    check_adapter(path, model.get_base_model(), str(model.peft_config["default"].base_model_name_or_path))
+    check_adapter(
+        path, model.get_base_model(), str(model.peft_config[TRAINED].base_model_name_or_path)
+    )
     weights = peft.utils.load_peft_weights(str(path), device="cpu")
-    outcome = peft.set_peft_model_state_dict(model, weights, adapter_name="default")
+    outcome = peft.set_peft_model_state_dict(model, weights, adapter_name=TRAINED)
     if outcome.unexpected_keys:
-        raise ModelError(f"the adapter at {path} has other modules than the model's ({outcome.unexpected_keys[0]}).")
+        raise ModelError(
+            f"the adapter at {path} has modules that the model lacks ({outcome.unexpected_keys[0]})."
+        )
 
 
 @contextmanager
-def as_reference(model: peft.PeftModel) -> Iterator[None]:
-    """The model as the reference: its frozen warm start where there is one, else adapter off."""
-    if REFERENCE not in model.peft_config:
+def using_adapter(model: nn.Module, name: str | None) -> Iterator[None]:
+    """The model with another adapter than the trained one, frozen; None: the untouched base."""
+    if not isinstance(model, peft.PeftModel) or name == TRAINED:
+        yield
+    elif name is None:
         with model.disable_adapter():
             yield
-        return
-    model.set_adapter(REFERENCE, inference_mode=True)
-    try:
-        yield
-    finally:
-        model.set_adapter("default")
+    else:
+        model.set_adapter(name, inference_mode=True)
+        try:
+            yield
+        finally:
+            model.set_adapter(TRAINED)
+
+
+def as_reference(model: peft.PeftModel) -> AbstractContextManager[None]:
+    """The model as the reference: its frozen warm start where there is one, else adapter off."""
+    return using_adapter(model, REFERENCE if REFERENCE in model.peft_config else None)
 
 
 @contextmanager
@@ -238,16 +267,18 @@ def assert_gradients(model: nn.Module) -> None:
     """
     for name, parameter in trainable(model).items():
         if parameter.grad is None:
-            raise ModelError(f"after the first backward pass {name} has no gradient; training would learn nothing there.")
+            raise ModelError(
+                f"after the first backward pass {name} has no gradient; it would learn nothing."
+            )
         if not torch.isfinite(parameter.grad).all():
             raise ModelError(f"after the first backward pass the gradient of {name} is not finite.")
 
 
 class ModelPolicy:
-    """An Executor that a model plays: `write(state)` greedily, or K samples of it.
+    """An Executor that a model plays: `write(state)` greedily, `write_batch` for several states.
 
-    `prompt` turns a state into chat messages; a model object may be shared by several policies
-    (`mode`: the trained adapter, the frozen reference, or the untouched base).
+    `prompt` turns a state into chat messages. Policies may share one model: `adapter` names which
+    of its adapters writes (`default` is the trained one; None: the untouched base).
     """
 
     def __init__(
@@ -257,14 +288,12 @@ class ModelPolicy:
         prompt: Callable[[Any], list[dict[str, str]]],
         *,
         max_new_tokens: int,
-        mode: str = "adapter",
+        adapter: str | None = TRAINED,
         batch_size: int = 8,
         enable_thinking: bool = False,
     ) -> None:
-        if mode not in ("adapter", "reference", "base"):
-            raise ValueError(f"mode {mode!r} is not one of adapter, reference, base")
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
-        self.max_new_tokens, self.mode, self.batch_size = max_new_tokens, mode, batch_size
+        self.max_new_tokens, self.adapter, self.batch_size = max_new_tokens, adapter, batch_size
         self.enable_thinking = enable_thinking
 
     def write(self, state: Any) -> str:
@@ -272,32 +301,20 @@ class ModelPolicy:
         return self.write_batch([state])[0]
 
     def write_batch(self, states: Sequence[Any]) -> list[str]:
-        """Greedy completions, several prompts at a time."""
+        """Greedy completions, `batch_size` prompts at a time."""
         texts: list[str] = []
+        ends = end_ids(self.model, self.tokenizer)
         for start in range(0, len(states), self.batch_size):
             part = states[start : start + self.batch_size]
             prompts = [self.prompt_ids(state) for state in part]
-            with self._as_mode():
-                sampled = sample_actions(
-                    self.model, prompts, 1, self.max_new_tokens, end_ids=end_ids(self.model, self.tokenizer)
-                )
+            with using_adapter(self.model, self.adapter):
+                sampled = sample_actions(self.model, prompts, 1, self.max_new_tokens, end_ids=ends)
             texts += [decode(self.tokenizer, ids) for ids in sampled.rows()]
         return texts
 
     def prompt_ids(self, state: Any) -> list[int]:
         """The token ids of a state's prompt, ready for the model to answer."""
         return encode_prompt(self.tokenizer, self.prompt(state), self.enable_thinking)
-
-    @contextmanager
-    def _as_mode(self) -> Iterator[None]:
-        if self.mode == "reference":
-            with as_reference(self.model):
-                yield
-        elif self.mode == "base" and isinstance(self.model, peft.PeftModel):
-            with self.model.disable_adapter():
-                yield
-        else:
-            yield
 
 
 def encode_prompt(
@@ -342,17 +359,23 @@ def end_ids(model: nn.Module, tokenizer: transformers.PreTrainedTokenizerBase) -
     given = [] if given is None else [given] if isinstance(given, int) else list(given)
     ids = {tokenizer.eos_token_id, *given} - {None}
     if not ids:
-        raise ModelError("neither tokenizer nor generation config names an end-of-turn token; set one in the model folder.")
+        raise ModelError(
+            "neither tokenizer nor generation config names an end-of-turn token; set one in the "
+            "model folder."
+        )
     return tuple(sorted(ids))
 
 
 def _peft_config(base: nn.Module, base_path: str | Path, lora: Any) -> peft.LoraConfig:
-    names = {name.rsplit(".", 1)[-1] for name, m in base.named_modules() if hasattr(m, "in_features")}
+    names = {
+        name.rsplit(".", 1)[-1] for name, m in base.named_modules() if hasattr(m, "in_features")
+    }
     missing = [name for name in lora.target_modules if name not in names]
     if missing:
         raise ModelError(
             f"lora.target_modules names {missing[0]!r}, which {base_path} does not have; it has "
-            + ", ".join(sorted(names - {"lm_head"})) + "."
+            + ", ".join(sorted(names - {"lm_head"}))
+            + "."
         )
     config = peft.LoraConfig(
         r=lora.rank,
@@ -381,7 +404,9 @@ def _four_bit_problem() -> str | None:
             import bitsandbytes
     except (ImportError, RuntimeError, OSError) as error:
         return f"bitsandbytes cannot be imported ({type(error).__name__})"
-    return None if hasattr(bitsandbytes.nn, "Linear4bit") else "this bitsandbytes has no 4-bit layers"
+    return (
+        None if hasattr(bitsandbytes.nn, "Linear4bit") else "this bitsandbytes has no 4-bit layers"
+    )
 
 
 def _keep_autograd_in_4bit(model: nn.Module) -> None:
@@ -392,5 +417,3 @@ def _keep_autograd_in_4bit(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False
-
-

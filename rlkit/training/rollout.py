@@ -45,7 +45,9 @@ class Group:
 
     def loss_mask(self, mask_truncated: bool) -> Tensor:
         """(K, C) bool: which tokens enter the loss."""
-        return self.sampled.mask & self.counted(mask_truncated).to(self.sampled.mask.device)[:, None]
+        return (
+            self.sampled.mask & self.counted(mask_truncated).to(self.sampled.mask.device)[:, None]
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row an action, for `rollouts/*.parquet`."""

@@ -115,7 +115,9 @@ class GRPOTrainer:
             update = self._update()
         clock["training"] += time.perf_counter() - start
         self.last_groups = groups
-        return step_metrics(groups, stats, update, clock, time.perf_counter() - begun, self.settings)
+        return step_metrics(
+            groups, stats, update, clock, time.perf_counter() - begun, self.settings
+        )
 
     def _sample_group(self, state: Any, clock: dict[str, float]) -> Group:
         start = time.perf_counter()
@@ -181,9 +183,13 @@ class GRPOTrainer:
         mask = group.loss_mask(self.settings.mask_truncated)
         if first and self.settings.kl_penalty:
             with torch.no_grad(), as_reference(self.model):
-                group.ref_logp, _ = self._log_probs(group.prompt, group.sampled.tokens, group.sampled.mask)
+                group.ref_logp, _ = self._log_probs(
+                    group.prompt, group.sampled.tokens, group.sampled.mask
+                )
         advantages = torch.from_numpy(group.advantages).to(self.device)
-        learns = bool(mask.any()) and (bool((advantages != 0).any()) or bool(self.settings.kl_penalty))
+        learns = bool(mask.any()) and (
+            bool((advantages != 0).any()) or bool(self.settings.kl_penalty)
+        )
         with torch.set_grad_enabled(learns):
             logp, entropy = self._log_probs(group.prompt, group.sampled.tokens, group.sampled.mask)
         if first:
@@ -265,7 +271,9 @@ class GRPOTrainer:
     def evaluate(self, states: Sequence[Any]) -> dict[str, float | None]:
         """Greedy actions on `states`: mean reward, mean KL (k3, per token) to the reference, and
         the means of the numeric reward components."""
-        prompts = [encode_prompt(self.tokenizer, self.task.prompt(s), self._thinking) for s in states]
+        prompts = [
+            encode_prompt(self.tokenizer, self.task.prompt(s), self._thinking) for s in states
+        ]
         scores, kl, tokens = [], 0.0, 0.0
         size = self.config.evaluation.batch_size
         for start in range(0, len(states), size):
@@ -361,6 +369,11 @@ class GRPOTrainer:
         self.run.cut_metrics(self.progress.step)
         return self.progress.step
 
+    def lineage(self) -> dict[str, Any]:
+        """What the run's lineage.json says of data and arithmetic."""
+        data = self.task.lineage() if hasattr(self.task, "lineage") else {}
+        return {**data, "arithmetic": arithmetic()}
+
     def write_rollouts(self) -> None:
         """Keep every action of the last step in the run's folder."""
         rows = [row for group in self.last_groups for row in group.rows()]
@@ -368,7 +381,7 @@ class GRPOTrainer:
 
 
 def learning_rate(settings: Any, move: int, planned: int) -> float:
-    """The rate of move number `move` (from 0): linear warm-up, then the schedule to 0 at the end."""
+    """The rate of move number `move` (from 0): linear warm-up, then the schedule."""
     if move < settings.warmup_steps:
         return settings.learning_rate * (move + 1) / settings.warmup_steps
     left = max(planned - settings.warmup_steps, 1)

@@ -1,0 +1,123 @@
+"""The packed pass and the cached decoding are the plain forward pass, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from rlkit.training import attention
+from rlkit.training.attention import DecodingCache, PackedGroup
+from rlkit.training.logprobs import group_log_probs
+from rlkit.training.policy import trainable, without_dropout
+from rlkit.training.sampling import sample_actions, uniform_numbers
+from tests.training.conftest import in_float64, tiny_base, with_lora
+
+PROMPT = list(range(5, 22))
+
+
+def sliding_gemma(window: int) -> Gemma3ForCausalLM:
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=window,
+        layer_types=["sliding_attention", "full_attention"],
+        attn_implementation=attention.NAME,
+    )
+    return Gemma3ForCausalLM(config).eval()
+
+
+def dense_log_probs(model, prompt, tokens):
+    """Every action behind its own copy of the prompt: the plain, expensive way."""
+    rows = []
+    for action in tokens:
+        ids = torch.cat([torch.tensor(prompt), action])[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        rows.append(torch.log_softmax(logits, -1).gather(1, action[:, None])[:, 0])
+    return torch.stack(rows)
+
+
+def gradients(model, function):
+    model.zero_grad()
+    with without_dropout(model):
+        value = function()
+        (
+            value * torch.arange(value.numel(), dtype=value.dtype).view_as(value).cos()
+        ).sum().backward()
+    return value.detach(), {name: p.grad.clone() for name, p in trainable(model).items()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["full", "window 4", "window 12"])
+def test_packed_pass_equals_dense_in_values_and_gradients(kind, checkpointing):
+    base = tiny_base() if kind == "full" else sliding_gemma(int(kind.split()[1]))
+    model = in_float64(with_lora(base))
+    tokens = torch.randint(3, 60, (3, 6), generator=torch.Generator().manual_seed(2))
+    _, dense = gradients(model, lambda: dense_log_probs(model, PROMPT, tokens))
+    if checkpointing:
+        base.activation_checkpointing_enable({"use_reentrant": False})
+    with torch.no_grad():
+        expected = dense_log_probs(model, PROMPT, tokens)
+    value, packed = gradients(model, lambda: group_log_probs(model, PROMPT, tokens)[0])
+    torch.testing.assert_close(value, expected, atol=1e-10, rtol=0)
+    for name, gradient in dense.items():
+        torch.testing.assert_close(packed[name], gradient, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("window", [None, 4, 12])
+def test_decoding_gives_the_log_probabilities_of_the_dense_pass(window):
+    model = tiny_base() if window is None else sliding_gemma(window)
+    model = in_float64(model)
+    draws = uniform_numbers(7, "s", 0, 3, 9)
+    sampled = sample_actions(model, [PROMPT], 3, 9, end_ids=[63], uniforms=draws)
+    with torch.no_grad():
+        dense = dense_log_probs(model, PROMPT, sampled.tokens)
+    torch.testing.assert_close(
+        sampled.logprobs.double()[sampled.mask], dense[sampled.mask], atol=1e-6, rtol=0
+    )
+
+
+def test_prompts_of_unequal_length_decode_as_if_each_were_alone():
+    model = tiny_base().double()
+    prompts = [PROMPT, PROMPT[:5], PROMPT[3:12]]
+    together = sample_actions(model, prompts, 1, 12, end_ids=[2])
+    for prompt, row in zip(prompts, together.rows(), strict=True):
+        assert sample_actions(model, [prompt], 1, 12, end_ids=[2]).rows()[0] == row
+
+
+def test_every_action_begins_behind_the_prompt():
+    positions = PackedGroup(prompt_length=3, actions=2, length=2).position_ids(torch.device("cpu"))
+    assert positions.tolist() == [[0, 1, 2, 3, 4, 3, 4]]
+
+
+def test_a_cache_counts_its_rows_from_their_own_prompt():
+    cache = DecodingCache(torch.tensor([5, 3]), actions=2, max_length=4, length=1)
+    assert cache.position_ids()[:, 0].tolist() == [6, 6, 4, 4]
+
+
+@pytest.mark.parametrize("actions", [1, 4])
+def test_the_prompt_is_forwarded_once_however_many_actions_follow(actions):
+    model = tiny_base()
+    seen = []
+    model.model.layers[0].register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].shape[:2].numel())
+    )
+    tokens = torch.full((actions, 5), 9)
+    group_log_probs(model, PROMPT, tokens)
+    assert seen == [len(PROMPT) + actions * 4]
+    seen.clear()
+    draws = uniform_numbers(7, "s", 0, actions, 5)
+    sample_actions(model, [PROMPT], actions, 5, end_ids=[1], uniforms=draws)
+    assert seen[0] == len(PROMPT) and set(seen[1:]) <= {actions}
+
+
+def test_soft_capped_attention_is_refused():
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="soft cap"):
+        attention.attention_forward(None, query, query, query, softcap=30.0)

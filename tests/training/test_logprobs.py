@@ -1,0 +1,61 @@
+"""Log-probabilities: by hand, in chunks, and whatever the padding."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlkit.training.logprobs import (
+    compute_sequence_log_prob,
+    get_token_log_probs,
+    group_log_probs,
+)
+from tests.training.conftest import tiny_base
+
+PROMPT = list(range(5, 15))
+
+
+def test_chunks_and_masks_change_no_value_and_no_gradient():
+    model = tiny_base().double()
+    tokens = torch.randint(3, 200, (3, 7), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(7) < torch.tensor([[7], [3], [0]])
+    results = []
+    for options in ({}, {"max_logits": 2 * model.lm_head.out_features}, {"mask": mask}):
+        model.zero_grad()
+        logp, entropy = group_log_probs(model, PROMPT, tokens, **options)
+        (logp * mask).sum().backward()
+        results.append((logp.detach() * mask, entropy * mask, model.model.norm.weight.grad.clone()))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def test_entropy_is_that_of_the_tempered_distribution():
+    model = tiny_base().double()
+    tokens = torch.tensor([[9, 8]])
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, 9, 8]])).logits[0, len(PROMPT) - 1 : -1] / 0.5
+        _, entropy = group_log_probs(model, PROMPT, tokens, temperature=0.5)
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(entropy[0], expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_company_change_no_log_probability(side):
+    model, tokenizer = tiny_base(), SimpleNamespace(pad_token_id=0)
+    rows = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
+    padded = [r + [0] * (6 - len(r)) if side == "right" else [0] * (6 - len(r)) + r for r in rows]
+    with torch.no_grad():
+        together = get_token_log_probs(model, torch.tensor(padded), tokenizer)
+        alone = get_token_log_probs(model, torch.tensor([rows[1]]), tokenizer)[0]
+    real = together[1][together[1] != 0]
+    torch.testing.assert_close(real[: len(alone)], alone, atol=1e-6, rtol=0)
+
+
+def test_sequence_log_prob_sums_the_tokens_that_count():
+    logps = torch.tensor([[-1.0, -2.0, -4.0]])
+    assert compute_sequence_log_prob(logps, torch.tensor([[3, 4, -100]])).tolist() == [-3.0]
+    full = torch.log_softmax(torch.tensor([[[2.0, 1.0, 0.0]]]), -1)
+    assert compute_sequence_log_prob(full, torch.tensor([[1]])).item() == full[0, 0, 1].item()

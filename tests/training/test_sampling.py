@@ -1,0 +1,76 @@
+"""Sampling depends on (seed, state, visit, action, token) and on nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from rlkit.training.sampling import pick, sample_actions, uniform_numbers
+from tests.training.conftest import tiny_base
+
+PROMPT = list(range(5, 15))
+
+
+def test_a_longer_or_larger_group_begins_with_the_same_numbers():
+    small, large = uniform_numbers(7, "s", 0, 2, 3), uniform_numbers(7, "s", 0, 4, 9)
+    assert np.array_equal(small, large[:2, :3])
+    assert ((large >= 0) & (large < 1)).all()
+
+
+def test_seed_state_and_visit_each_change_the_numbers():
+    base = uniform_numbers(7, "s", 0, 1, 4)
+    for other in [(8, "s", 0), (7, "t", 0), (7, "s", 1)]:
+        assert not np.array_equal(base, uniform_numbers(*other, 1, 4))
+
+
+def test_numbers_are_pinned_so_that_stored_runs_can_be_repeated():
+    words = np.random.Philox(
+        key=np.frombuffer(
+            __import__("hashlib").sha256(b"(7, 's', 0, 0)").digest()[:16], dtype="<u8"
+        )
+    ).random_raw(8)
+    expected = [(int(words[0]) >> 11) / 2**53, (int(words[4]) >> 11) / 2**53]
+    assert uniform_numbers(7, "s", 0, 1, 2)[0].tolist() == expected
+
+
+def test_numbers_are_uniform():
+    numbers = np.sort(uniform_numbers(1, "x", 0, 8, 500).ravel())
+    steps = np.arange(1, len(numbers) + 1) / len(numbers)
+    assert np.abs(numbers - steps).max() < 1.63 / math.sqrt(len(numbers))  # Kolmogorov, 1 %
+
+
+def test_the_token_is_where_the_cumulative_probability_passes_the_number():
+    logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]])).repeat(5, 1)
+    tokens, logprobs = pick(
+        logits, 1.0, torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71], dtype=torch.float64)
+    )
+    assert tokens.tolist() == [0, 0, 1, 1, 2]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([0.2, 0.2, 0.5, 0.5, 0.3]))
+
+
+def test_temperature_divides_the_logits():
+    _, logprobs = pick(torch.tensor([[2.0, 1.0, 0.0]]), 0.5, torch.zeros(1, dtype=torch.float64))
+    assert abs(float(logprobs[0]) - -0.1429) < 5e-5
+
+
+def test_an_action_by_itself_is_the_group_s_k_th_action():
+    model = tiny_base().double()
+    draws = uniform_numbers(7, "s", 0, 4, 12)
+    group = sample_actions(model, [PROMPT], 4, 12, end_ids=[2], uniforms=draws).rows()
+    for k in range(4):
+        alone = sample_actions(model, [PROMPT], 1, 12, end_ids=[2], uniforms=draws[k : k + 1])
+        assert alone.rows()[0] == group[k]
+
+
+def test_the_end_token_belongs_to_the_action_and_padding_does_not():
+    model = tiny_base()
+    with torch.no_grad():  # a model that always says 40, 41, 2 whatever came before
+        probe = sample_actions(model, [PROMPT], 1, 6, end_ids=[999]).rows()[0]
+    ended = sample_actions(model, [PROMPT], 2, 6, end_ids=[probe[2]])
+    first = probe.index(probe[2]) + 1
+    assert ended.rows() == [probe[:first]] * 2
+    assert ended.ended.tolist() == [True, True]
+    cut = sample_actions(model, [PROMPT], 1, 3, end_ids=[999])
+    assert cut.ended.tolist() == [False] and cut.mask.all()

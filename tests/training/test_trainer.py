@@ -1,0 +1,259 @@
+"""The trainer on a task of letters: exact first step, exact splits, exact resume."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlkit.training.loop import train
+from rlkit.training.policy import load_lora_checkpoint, trainable
+from rlkit.training.trainer import learning_rate, state_order
+from tests.training.conftest import (
+    LetterTask,
+    in_float64,
+    tiny_base,
+    tiny_config,
+    tiny_trainer,
+    with_lora,
+)
+
+VOLATILE = ("time", "seconds", "tokens_per_second")
+
+
+def stable(rows):
+    return [{k: v for k, v in row.items() if not any(w in k for w in VOLATILE)} for row in rows]
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.parameters.items()}
+
+
+def test_first_step_has_ratio_1_and_kl_0_exactly(tmp_path):
+    trainer = tiny_trainer(tiny_config(tmp_path))
+    metrics = trainer.training_step(trainer.task.states("train")[:1])
+    assert metrics["kl"] == 0.0
+    assert metrics["clip_ratio/low_mean"] == metrics["clip_ratio/high_mean"] == 0.0
+    group = trainer.last_groups[0]
+    assert torch.equal(group.old_logp, group.ref_logp)
+    assert metrics["sampling_logp_difference"] < 1e-5
+
+
+def test_kl_is_0_exactly_at_the_first_step_after_a_warm_start(tmp_path):
+    model = with_lora(tiny_base(), spread=0.3)
+    model.save_pretrained(tmp_path / "warm")
+    model.load_adapter(str(tmp_path / "warm"), adapter_name="reference", is_trainable=False)
+    model.set_adapter("default")
+    trainer = tiny_trainer(tiny_config(tmp_path), model=model)
+    assert len(trainer.parameters) == 16  # the frozen copy is not trained
+    first = trainer.training_step(trainer.task.states("train")[:1])
+    second = trainer.training_step(trainer.task.states("train")[1:2])  # the optimiser moves here
+    third = trainer.training_step(trainer.task.states("train")[2:3])
+    assert first["kl"] == second["kl"] == 0.0 and third["kl"] > 0.0
+
+
+def test_the_adapter_learns_what_is_rewarded(tmp_path):
+    task = LetterTask(2, reward=lambda k, text: float(sum("A" <= c <= "z" for c in text)))
+    config = tiny_config(
+        tmp_path,
+        group_size=16,
+        max_new_tokens=4,
+        learning_rate=0.05,
+        kl_penalty=0.0,
+        loss_type="dapo",
+    )
+    trainer = tiny_trainer(config, task)
+    rewards = [
+        trainer.training_step(state_order(task.states("train"), 1, i, 1))["reward"]
+        for i in range(60)
+    ]
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.5
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
+def test_an_update_does_not_depend_on_how_its_groups_were_split(tmp_path, loss_type):
+    """Four groups of unequal lengths: as one step of 4, two of 2, four of 1."""
+    gradients = []
+    for size in (4, 2, 1):
+        config = tiny_config(tmp_path, loss_type=loss_type, max_grad_norm=1e6)
+        config = config.with_overrides(f"training.gradient_accumulation_steps={4 // size}")
+        model = in_float64(with_lora(tiny_base()))
+        trainer = tiny_trainer(config, model=model, run=False)
+        seen = {}
+        trainer.optimizer.step = lambda t=trainer, s=seen: s.update(
+            {n: p.grad.clone() for n, p in t.parameters.items()}
+        )
+        states = trainer.task.states("train")[:4]
+        for start in range(0, 4, size):
+            trainer.training_step(states[start : start + size])
+        gradients.append(seen)
+    for other in gradients[1:]:
+        for name, gradient in gradients[0].items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-8, atol=1e-12)
+
+
+def test_unscorable_actions_are_as_if_they_had_never_been_sampled(tmp_path):
+    """Rewards [r0, None, r2, None] in a group of 4 teach what [r0, r2] teach in a group of 2."""
+    grads = []
+    for keep in (4, 2):
+        reward = (lambda k, text: [1.0, None, 3.0, None][k]) if keep == 4 else None
+        trainer = tiny_trainer(
+            tiny_config(tmp_path, loss_type="dapo", kl_penalty=0.1), LetterTask(reward=reward),
+            in_float64(with_lora(tiny_base(), spread=0.3)), run=False,
+        )  # fmt: skip
+        state, clock = trainer.task.states("train")[0], {"sampling": 0.0, "environment": 0.0}
+        group = trainer._sample_group(state, clock)
+        if keep == 2:
+            picked = torch.tensor([0, 2])
+            group.sampled = type(group.sampled)(
+                *(
+                    getattr(group.sampled, n)[picked]
+                    for n in ("tokens", "mask", "logprobs", "ended")
+                )
+            )
+            group.scores = [type(group.scores[0])(1.0, {}), type(group.scores[0])(3.0, {})]
+        trainer._set_advantages([group])
+        trainer._pass(group, first=True)
+        grads.append(
+            {n: p.grad / trainer.progress.denominator for n, p in trainer.parameters.items()}
+        )
+    for name, gradient in grads[0].items():
+        torch.testing.assert_close(gradient, grads[1][name], rtol=1e-8, atol=1e-12)
+
+
+def test_a_batch_without_any_valid_reward_moves_nothing(tmp_path):
+    trainer = tiny_trainer(
+        tiny_config(tmp_path), LetterTask(reward=lambda k, text: None), run=False
+    )
+    before = weights(trainer)
+    for _ in range(2):
+        metrics = trainer.training_step(trainer.task.states("train")[:2])
+    assert metrics["reward"] is None and metrics["unjudged_share"] == 1.0
+    assert metrics["grad_norm"] == 0.0
+    assert all(torch.equal(p, before[n]) for n, p in trainer.parameters.items())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_actions_cut_at_the_limit_are_counted_and_can_be_left_out(tmp_path, masked):
+    config = tiny_config(tmp_path, max_new_tokens=2, mask_truncated=masked, group_size=8)
+    trainer = tiny_trainer(config, run=False)
+    metrics = trainer.training_step(trainer.task.states("train")[:1])
+    group = trainer.last_groups[0]
+    cut = int((~group.sampled.ended).sum())
+    assert metrics["completions/clipped_ratio"] == cut / 8 > 0
+    assert trainer.progress.denominator == (8 - cut if masked else 8)
+
+
+def test_sampling_does_not_depend_on_what_was_sampled_before(tmp_path):
+    task = LetterTask()
+    first, second = tiny_trainer(tiny_config(tmp_path), task, run=False), None
+    second = tiny_trainer(tiny_config(tmp_path), task, run=False)
+    a, b = task.states("train")[:2]
+    clock = {"sampling": 0.0, "environment": 0.0}
+    alone = first._sample_group(b, clock)
+    second._sample_group(a, clock)
+    after = second._sample_group(b, clock)
+    assert torch.equal(alone.sampled.tokens, after.sampled.tokens)
+
+
+def test_sample_action_is_the_group_s_k_th_action_in_float64(tmp_path):
+    model = in_float64(with_lora(tiny_base()))
+    trainer = tiny_trainer(tiny_config(tmp_path), model=model, run=False)
+    state = trainer.task.states("train")[0]
+    alone = [trainer._sample_action(state, k) for k in range(4)]
+    group = trainer._sample_group(state, {"sampling": 0.0, "environment": 0.0})
+    assert group.sampled.rows() == alone
+    logp = trainer._compute_log_probs(state, alone[1])
+    sampled = group.sampled.logprobs[1][group.sampled.mask[1]].double()
+    torch.testing.assert_close(logp.detach(), sampled, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_a_resumed_run_is_the_run_that_was_never_interrupted(tmp_path, stop, iterations):
+    """Bitwise: adapter, metrics and rollouts; also in the middle of an accumulation."""
+    ends = []
+    for name, pause in (("whole", None), ("resumed", stop)):
+        config = tiny_config(tmp_path / name, num_iterations=iterations, lr_schedule="linear")
+        if pause:
+            _train_and_be_killed(tiny_trainer(config), pause)
+        trainer = tiny_trainer(config)
+        assert train(trainer) == "finished"
+        ends.append(trainer)
+    whole, resumed = ends
+    for name, parameter in whole.parameters.items():
+        assert torch.equal(parameter, resumed.parameters[name])
+    assert stable(whole.run.read_metrics()) == stable(resumed.run.read_metrics())
+    rollouts = [t.run.read_rollouts().to_json() for t in ends]
+    assert rollouts[0] == rollouts[1]
+
+
+def _train_and_be_killed(trainer, last_step):
+    """Stop as a killed process does: metrics of a further step are written, its checkpoint not."""
+
+    def progress(metrics):
+        if metrics["step"] == last_step + 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer, progress=progress)
+    assert trainer.run.status()["state"] == "stopped"
+
+
+def test_a_partial_accumulation_is_applied_at_the_end(tmp_path):
+    config = tiny_config(tmp_path).with_overrides("training.max_steps=3")
+    trainer = tiny_trainer(config)
+    train(trainer)
+    assert trainer.progress.moves == 2 and trainer.progress.denominator == 0.0
+
+
+def test_a_finished_run_is_left_as_it_is_and_says_so(tmp_path):
+    config = tiny_config(tmp_path).with_overrides("training.max_steps=2")
+    train(tiny_trainer(config))
+    again, said = tiny_trainer(config), []
+    again.log = said.append
+    assert train(again) == "finished" and "finished" in said[-1]
+    assert again.progress.moves == 1
+
+
+def test_a_checkpoint_is_plain_peft_and_damaged_ones_are_passed_over(tmp_path):
+    config = tiny_config(tmp_path).with_overrides("training.max_steps=4")
+    trainer = tiny_trainer(config)
+    train(trainer)
+    newest = trainer.run.checkpoints_folder / "checkpoint-4"
+    other = with_lora(tiny_base(), seed=9)
+    load_lora_checkpoint(other, newest)
+    for name, parameter in trainable(other).items():
+        assert torch.equal(parameter, trainer.parameters[name])
+    file = newest / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    again, said = tiny_trainer(config), []
+    again.log = said.append
+    assert again.load_checkpoint() == 3
+    assert "checkpoint 4 is passed over" in said[0]
+
+
+def test_evaluation_reports_reward_and_kl(tmp_path):
+    trainer = tiny_trainer(
+        tiny_config(tmp_path), model=with_lora(tiny_base(), spread=0.3), run=False
+    )
+    found = trainer.evaluate(trainer.task.states("eval"))
+    assert found["states"] == 2 and found["kl"] > 0 and 0 <= found["reward"] <= 1
+    flat = tiny_trainer(tiny_config(tmp_path), run=False)
+    assert flat.evaluate(flat.task.states("eval"))["kl"] == 0.0
+
+
+def test_learning_rate_rises_and_falls():
+    from types import SimpleNamespace
+
+    settings = SimpleNamespace(learning_rate=1.0, warmup_steps=2, lr_schedule="linear")
+    assert [learning_rate(settings, m, 6) for m in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    settings.lr_schedule = "cosine"
+    assert learning_rate(settings, 4, 6) == pytest.approx(0.5)
+
+
+def test_every_shuffle_holds_every_state_once_and_can_begin_anywhere():
+    states = list("abcde")
+    order = state_order(states, 7, 0, 10)
+    assert sorted(order[:5]) == sorted(order[5:]) == states
+    assert state_order(states, 7, 3, 4) == order[3:7]
