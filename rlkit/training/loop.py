@@ -125,7 +125,7 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
     start = trainer.load_checkpoint()
     if start >= total:
         log(
-            f"{run.folder} is finished ({start} steps); raise training.num_epochs to go on, or take "
+            f"{run.folder} is finished ({start} steps); raise training.num_epochs, or take "
             "another run_name"
         )
         run.set_status("finished", step=start)

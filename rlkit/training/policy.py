@@ -217,7 +217,7 @@ def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
     outcome = peft.set_peft_model_state_dict(model, weights, adapter_name=TRAINED)
     if outcome.unexpected_keys:
         raise ModelError(
-            f"the adapter at {path} has modules that the model lacks ({outcome.unexpected_keys[0]})."
+            f"the adapter at {path} has other modules than the model ({outcome.unexpected_keys[0]})."
         )
 
 
