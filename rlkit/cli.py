@@ -42,7 +42,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     _command(commands, "check", _check, "look whether everything is there for a run")
     collect = _command(commands, "collect", _collect, "play questions and record the rounds")
-    collect.add_argument("--policy", nargs="+", metavar="NAME", help="default: data.collectors")
+    collect.add_argument(
+        "--policy",
+        nargs="+",
+        metavar="NAME",
+        help="default: data.collectors; also untouched, warm_start and tuned, of this run",
+    )
     collect.add_argument("--max-questions", type=int, metavar="N", help="data.max_questions")
     collect.add_argument("--output", type=Path, metavar="D", help="default: rounds/ of the run")
     _command(commands, "sft", _sft, "make the warm start: fine-tune on recorded actions")
@@ -168,8 +173,14 @@ def _collect(options: argparse.Namespace) -> int:
     from rlkit.practice.source import rounds_folder
     from rlkit.run import Run
 
-    folder = options.output or rounds_folder(config, Run.open(config).folder)
-    reports = collect_run(config, folder, options.policy, progress=_now_and_then())
+    run = Run.open(config)
+    folder = options.output or rounds_folder(config, run.folder)
+    policies = options.policy
+    if set(policies or ()) & {"untouched", "warm_start", "tuned"}:
+        from rlkit.results.compare import collecting_policies
+
+        policies = collecting_policies(config, run, policies)
+    reports = collect_run(config, folder, policies, progress=_now_and_then())
     for report in reports:
         print(report)
     print(f"rounds: {folder}")

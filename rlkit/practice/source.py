@@ -52,6 +52,13 @@ def chosen_states(states: Sequence[State], count: int | None) -> list[State]:
     return [state for state in states if state.question_id in chosen]
 
 
+def sample_of(states: Sequence[State], count: int | None) -> list[State]:
+    """At most `count` states in their own order, spread over the questions by a hash of their
+    ids; which ones does not depend on the seed."""
+    chosen = chosen_ids([state.state_id for state in states], count)
+    return [state for state in states if state.state_id in chosen]
+
+
 def chosen_ids(ids: Sequence[str], count: int | None) -> frozenset[str]:
     """At most `count` (None: all) of the ids, those with the smallest SHA-256."""
     return frozenset(sorted(set(ids), key=lambda i: hashlib.sha256(i.encode()).digest())[:count])

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.agents.executor import build_policy
+from rlkit.agents.prompt import build_messages
 from rlkit.errors import RunError
+from rlkit.library.corpus import Corpus
+from rlkit.practice.source import load_library, sample_of
 from rlkit.practice.task import build_search_task
 from rlkit.results.evaluate import Evaluation, evaluate_policies
 from rlkit.run import Run
 from rlkit.training.checkpointing import newest_checkpoint
 from rlkit.training.loop import load_model
-from rlkit.training.policy import REFERENCE, ModelPolicy, check_adapter
+from rlkit.training.policy import REFERENCE, ModelPolicy, check_adapter, token_counter
 
 
 def evaluate_run(
@@ -32,7 +35,7 @@ def evaluate_run(
     """
     run = Run.open(config, create=not _there(config))
     task = build_search_task(config, run)
-    states = task.states(config.evaluation.split)[: config.evaluation.max_states]
+    states = sample_of(task.states(config.evaluation.split), config.evaluation.max_states)
     if not states:
         raise RunError(
             f"the split {config.evaluation.split!r} holds no state with a document left to find; "
@@ -40,7 +43,8 @@ def evaluate_run(
         )
     adapters = _checkpoints(run, baseline, checkpoints, log)
     wanted = _wanted(config, run, baseline, bool(checkpoints), list(adapters))
-    policies = build_policies(config, run, task, wanted, adapters, log)
+    corpus = task.env.orchestrator.corpus
+    policies = build_policies(config, run, wanted, adapters, corpus, task, log)
     evaluation = evaluate_policies(
         task,
         policies,
@@ -57,37 +61,68 @@ def evaluate_run(
 def build_policies(
     config: Any,
     run: Run,
-    task: Any,
     names: Sequence[str],
     checkpoints: Mapping[str, Path],
+    corpus: Corpus,
+    task: Any = None,
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Policies by name, in order; all that a model plays share one copy of the base model.
 
-    `checkpoints` are the adapters of names that are not in `untouched`, `warm_start`.
+    `checkpoints` are the adapters of names other than `untouched` and `warm_start`. Prompts are
+    those of `task`; without one, the Executor's prompt of `config`.
     """
     adapters = {"untouched": None, "warm_start": REFERENCE} | {name: name for name in checkpoints}
-    model = tokenizer = None
-    if set(names) & set(adapters):
-        model, tokenizer = load_model(config, warm_start_of(run), log)
-        task.count_tokens = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    for name, folder in checkpoints.items():
-        check_adapter(folder, model.get_base_model(), config.model.base_model_path)
-        model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
-    return {
-        name: ModelPolicy(
+    policies: dict[str, Any] = {}
+    model = None
+    for name in names:
+        if name not in adapters:
+            policies[name] = build_policy(name, config, corpus)
+            continue
+        if model is None:
+            model, tokenizer = load_model(config, warm_start_of(run), log)
+            _add_adapters(model, checkpoints, config.model.base_model_path)
+            prompt = _prompt(config, task, token_counter(tokenizer))
+        policies[name] = ModelPolicy(
             model,
             tokenizer,
-            task.prompt,
+            prompt,
             max_new_tokens=config.grpo.max_new_tokens,
             adapter=adapters[name],
             batch_size=config.evaluation.batch_size,
             enable_thinking=config.model.enable_thinking,
         )
-        if name in adapters
-        else build_policy(name, config, task.env.orchestrator.corpus)
-        for name in names
-    }
+    return policies
+
+
+def collecting_policies(
+    config: Any, run: Run, names: Sequence[str], log: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Policies that play whole questions: those without a model, and `untouched`, `warm_start`
+    and `tuned` (the run's newest checkpoint) with one.
+
+    Raises RunError where the run has no warm start or checkpoint that was asked for.
+    """
+    checkpoints = _checkpoints(run, "tuned" not in names, (), log)
+    lacking = [n for n in names if n == "tuned" and not checkpoints]
+    lacking += [n for n in names if n == "warm_start" and not warm_start_of(run)]
+    if lacking:
+        raise RunError(f"{run.folder} has no {lacking[0]} adapter yet; train the run first.")
+    corpus = load_library(config).corpus
+    return build_policies(config, run, names, checkpoints, corpus, log=log)
+
+
+def _add_adapters(model: Any, checkpoints: Mapping[str, Path], base: str) -> None:
+    for name, folder in checkpoints.items():
+        check_adapter(folder, model.get_base_model(), base)
+        model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+
+
+def _prompt(config: Any, task: Any, count_tokens: Callable[[str], int]) -> Callable[[Any], Any]:
+    if task is None:
+        return lambda state: build_messages(state, config.executor, config.search, count_tokens)
+    task.count_tokens = count_tokens
+    return task.prompt
 
 
 def warm_start_of(run: Run) -> Path | None:

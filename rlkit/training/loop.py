@@ -18,10 +18,11 @@ import torch
 
 from rlkit.files import new_folder
 from rlkit.practice.examples import search_examples
+from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_search_task
 from rlkit.run import Run
 from rlkit.training.monitor import Monitor
-from rlkit.training.policy import check_adapter, load_model_with_lora
+from rlkit.training.policy import check_adapter, load_model_with_lora, token_counter
 from rlkit.training.sft import encode_examples, save_warm_start, train_sft
 from rlkit.training.trainer import GRPOTrainer, state_order
 
@@ -61,7 +62,7 @@ def prepare_model(config: Any, run: Run, task: Any, log: Log = print) -> tuple[A
     if adapter is not None:
         adapter = _keep_reference(Path(adapter), run)
     model, tokenizer = load_model(config, adapter, log)
-    task.count_tokens = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    task.count_tokens = token_counter(tokenizer)
     return model, tokenizer
 
 
@@ -98,7 +99,7 @@ def warm_start(
         log(f"warm start: {folder} is there already")
         return folder
     model, tokenizer = load_model(config, None, log)
-    task.count_tokens = lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    task.count_tokens = token_counter(tokenizer)
     pairs = [
         (task.prompt(state), text) for state, text in search_examples(task.states("train"), config)
     ]
@@ -201,9 +202,8 @@ def _record(trainer: GRPOTrainer, monitor: Monitor, progress: Any, metrics: dict
 
 
 def _dev_evaluation(trainer: GRPOTrainer) -> dict[str, Any]:
-    """Greedy evaluation on the first dev states; the best step so far is remembered."""
-    limit = trainer.config.evaluation.epoch_states
-    states = trainer.task.states("dev")[:limit]
+    """Greedy evaluation on some dev states, always the same; the best step is remembered."""
+    states = sample_of(trainer.task.states("dev"), trainer.config.evaluation.epoch_states)
     if not states:
         return {}
     start = time.perf_counter()
