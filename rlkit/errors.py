@@ -10,6 +10,10 @@ from collections.abc import Iterable
 class RlkitError(Exception):
     """Base of all errors that the user can mend; the command line prints only the sentence."""
 
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks for this: a notebook, too, shows only the sentence."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(RlkitError):
     """A parameter is unknown, out of range, or does not fit another one."""
