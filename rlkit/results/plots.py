@@ -92,7 +92,7 @@ def learning_curves(
     window = window or max(3, round(len(metrics) / 10))
     across = min(3, max(1, len(columns)))
     down = max(1, math.ceil(len(columns) / across))
-    figure, axes = _figure(4.6 * across, 2.9 * down, down, across)
+    figure, axes = new_figure(4.6 * across, 2.9 * down, down, across)
     for ax, column in zip(axes, columns, strict=False):
         _curve(ax, metrics, column, window)
     for ax in axes[len(columns) :]:
@@ -105,7 +105,7 @@ def learning_curves(
 def discovery_by_policy(evaluation: Evaluation) -> Figure:
     """Discovery rate of each policy: mean over questions, 95 % interval, each question a dot."""
     names = evaluation.policies
-    figure, (ax,) = _figure(5.2, 1.4 + 0.55 * max(1, len(names)))
+    figure, (ax,) = new_figure(5.2, 1.4 + 0.55 * max(1, len(names)))
     n = 0
     for place, name in enumerate(names):
         values = sorted(evaluation.question_values(name, "discovery_rate").values())
@@ -117,7 +117,7 @@ def discovery_by_policy(evaluation: Evaluation) -> Figure:
     ax.set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.set_xlim(-0.04, 1.04)
-    _label(ax, f"Discovery rate by policy (n = {n} questions)", METRICS["discovery_rate"].unit)
+    label_axes(ax, f"Discovery rate by policy (n = {n} questions)", METRICS["discovery_rate"].unit)
     figure.supxlabel("dots: questions · diamond: mean · line: 95 % interval (Student's t)", size=8)
     return figure
 
@@ -130,7 +130,7 @@ def reward_components(evaluation: Evaluation) -> Figure:
     """
     values = evaluation.facts.get("reward_values")
     names = [name for name in evaluation.policies if _has_parts(evaluation, name)]
-    figure, (ax,) = _figure(5.2, 1.9 + 0.5 * max(1, len(names)))
+    figure, (ax,) = new_figure(5.2, 1.9 + 0.5 * max(1, len(names)))
     right, left = np.zeros(len(names)), np.zeros(len(names))
     for part in REWARD_PARTS:
         worth = values[part] if values else 1.0
@@ -145,7 +145,7 @@ def reward_components(evaluation: Evaluation) -> Figure:
     ax.invert_yaxis()
     ax.axvline(0, color=GREY, linewidth=0.8)
     unit = "reward per action" if values else "documents per action"
-    _label(ax, f"What the reward is made of (n = {evaluation.n_questions} questions)", unit)
+    label_axes(ax, f"What the reward is made of (n = {evaluation.n_questions} questions)", unit)
     if names:
         figure.legend(loc="outside lower center", ncols=3, fontsize=7)
     else:
@@ -159,7 +159,7 @@ def question_differences(
     """The difference a - b of each question, sorted, with the mean and its 95 % interval."""
     pair = evaluation.paired(a, b, metric)
     values, interval = sorted(paired_differences(*pair).values()), paired_interval(*pair)
-    figure, (ax,) = _figure(5.2, 3.0)
+    figure, (ax,) = new_figure(5.2, 3.0)
     colours = [GREEN if value > 0 else PINK for value in values]
     ax.bar(range(1, len(values) + 1), values, color=colours, width=0.8)
     ax.axhline(0, color=GREY, linewidth=0.8)
@@ -171,7 +171,7 @@ def question_differences(
             ax.axhspan(interval.low, interval.high, color=BLUE, alpha=0.18, linewidth=0)
     title = f"{METRICS[metric].title}: {NAMES.get(a, a)} minus {NAMES.get(b, b)}"
     counts = f"n = {interval.n} questions, {interval.non_zero} differ"
-    _label(ax, f"{title}\n({counts})", "questions, sorted · blue: mean and 95 % interval")
+    label_axes(ax, f"{title}\n({counts})", "questions, sorted · blue: mean and 95 % interval")
     ax.set_ylabel("difference")
     return figure
 
@@ -190,7 +190,7 @@ def _has_parts(evaluation: Evaluation, policy: str) -> bool:
     return bool(frame.loc[frame["policy"] == policy, list(REWARD_PARTS)].notna().all(axis=None))
 
 
-def _figure(width: float, height: float, down: int = 1, across: int = 1) -> tuple[Figure, list]:
+def new_figure(width: float, height: float, down: int = 1, across: int = 1) -> tuple[Figure, list]:
     """A figure of that many inches and its axes, row by row; not kept open by pyplot."""
     figure, axes = plt.subplots(
         down, across, figsize=(width, height), layout="constrained", squeeze=False
@@ -212,7 +212,7 @@ def _curve(ax: Axes, metrics: pd.DataFrame, column: str, window: int) -> None:
         dev = metrics[metrics[on_dev].notna()]
         ax.plot(dev["step"], dev[on_dev], "D-", color=ORANGE, markersize=5, label="dev states")
     ax.legend(fontsize=7)
-    _label(ax, f"{title} (n = {len(rows)} steps)", "step")
+    label_axes(ax, f"{title} (n = {len(rows)} steps)", "step")
     ax.set_ylabel(unit, fontsize=8)
     if unit.startswith("share"):
         ax.set_ylim(bottom=-0.05 * ax.get_ylim()[1])
@@ -233,7 +233,8 @@ def _interval_bar(ax: Axes, interval, place: float) -> None:
     ax.plot([interval.mean], [place], "D", color=BLUE, markersize=7)
 
 
-def _label(ax: Axes, title: str, xlabel: str) -> None:
+def label_axes(ax: Axes, title: str, xlabel: str) -> None:
+    """Title, label of the x axis, a grid behind the data, and no box."""
     ax.set_title(title, fontsize=10)
     ax.set_xlabel(xlabel, fontsize=8)
     ax.grid(True, linewidth=0.5)

@@ -1,0 +1,52 @@
+"""An evaluation as pandas tables to read: means, paired differences, and what was written in
+one case; each number with its n and interval."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from rlkit.results.evaluate import METRICS, NAMES, Evaluation
+from rlkit.results.statistics import interval_text
+from rlkit.results.story import Case
+
+
+def summary_table(evaluation: Evaluation) -> pd.DataFrame:
+    """One row a policy, one column a metric: mean over questions, 95 % interval, n."""
+    return pd.DataFrame(
+        {
+            metric.title: {
+                NAMES.get(policy, policy): interval_text(evaluation.interval(policy, name))
+                for policy in evaluation.policies
+            }
+            for name, metric in METRICS.items()
+        }
+    )
+
+
+def differences_table(evaluation: Evaluation) -> pd.DataFrame:
+    """One row a pair of policies and metric: mean difference by question, interval, verdict."""
+    rows = []
+    for a, b in evaluation.pairs():
+        for name, metric in METRICS.items():
+            found = evaluation.difference(a, b, name)
+            row = {"policies": f"{NAMES.get(a, a)} minus {NAMES.get(b, b)}", "metric": metric.title}
+            rows.append(row | {"difference": interval_text(found), "verdict": found.verdict})
+    return pd.DataFrame(rows)
+
+
+def case_table(case: Case) -> pd.DataFrame:
+    """What each policy wrote for one state and what it found: one row a policy."""
+    rows = [
+        {
+            "policy": NAMES.get(action["policy"], action["policy"]),
+            "clues": " | ".join(action["clues"]),
+            "documents": "; ".join(
+                f"{d['title'] or d['docid']} ({d['verdict'] or 'unjudged'})"
+                for d in action["documents"]
+            ),
+            "discovery rate": action["discovery_rate"],
+            "reward": action["reward"],
+        }
+        for action in case.actions
+    ]
+    return pd.DataFrame(rows).set_index("policy")
