@@ -104,7 +104,10 @@ class GRPOTrainer:
         """
         begun = time.perf_counter()
         clock = {"sampling": 0.0, "environment": 0.0, "training": 0.0}
-        groups = [self._sample_group(state, clock) for state in states]
+        groups = []
+        for state in states:
+            groups.append(self._sample_group(state, clock))
+            self.progress.visits[state.state_id] = groups[-1].visit + 1
         self._set_advantages(groups)
         start = time.perf_counter()
         stats = [self._pass(group, first=True) for group in groups]
@@ -119,10 +122,18 @@ class GRPOTrainer:
             groups, stats, update, clock, time.perf_counter() - begun, self.settings
         )
 
+    def preview(self, state: Any) -> pd.DataFrame:
+        """The K actions that the next visit to `state` will sample, as rows of the rollouts: text,
+        reward, advantage and components. A look that changes nothing: no visit is counted, and
+        sampling draws from counters, so that the run goes on as if nobody had looked.
+        """
+        group = self._sample_group(state, {"sampling": 0.0, "environment": 0.0})
+        self._set_advantages([group])
+        return pd.DataFrame(group.rows())
+
     def _sample_group(self, state: Any, clock: dict[str, float]) -> Group:
         start = time.perf_counter()
         visit = self.progress.visits.get(state.state_id, 0)
-        self.progress.visits[state.state_id] = visit + 1
         prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
         sampled = self._sample(prompt, state, visit, range(self.settings.group_size))
         texts = [decode(self.tokenizer, ids) for ids in sampled.rows()]

@@ -257,3 +257,25 @@ def test_every_shuffle_holds_every_state_once_and_can_begin_anywhere():
     order = state_order(states, 7, 0, 10)
     assert sorted(order[:5]) == sorted(order[5:]) == states
     assert state_order(states, 7, 3, 4) == order[3:7]
+
+
+def test_a_look_at_the_next_group_changes_nothing(tmp_path):
+    """The group that `preview` shows is the one that the next step samples, and a run that was
+    looked at goes on bitwise as one that was not."""
+    config = tiny_config(tmp_path)
+    looked, other = tiny_trainer(config, run=False), tiny_trainer(config, run=False)
+    state = looked.task.states("train")[0]
+    shown = looked.preview(state)
+    assert looked.progress == other.progress and looked.progress.visits == {}
+    for trainer in (looked, other):
+        for _ in range(2):
+            trainer.training_step([state])
+            looked.preview(state)
+    assert looked.progress == other.progress
+    assert all(torch.equal(p, weights(other)[n]) for n, p in weights(looked).items())
+    first = tiny_trainer(config, run=False)
+    first.training_step([state])
+    group = first.last_groups[0]
+    assert shown["text"].tolist() == group.texts
+    assert shown["reward"].tolist() == group.rewards
+    assert shown["advantage"].tolist() == group.advantages[:, 0].tolist()
