@@ -155,6 +155,24 @@ def load_base_model(
     return model.eval(), tokenizer
 
 
+def load_tokenizer(
+    base_path: str | Path, *, trust_remote_code: bool = False
+) -> transformers.PreTrainedTokenizerBase:
+    """The tokenizer of a base model, without the model.
+
+    Raises ModelError with what was asked for where transformers cannot load it.
+    """
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            resolve_base_model(base_path), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"the tokenizer of {str(base_path)!r} cannot be loaded: {first[:300]}"
+        ) from error
+
+
 def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
     """Make sure that an adapter folder is there and was trained on this base.
 
@@ -217,7 +235,8 @@ def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
     outcome = peft.set_peft_model_state_dict(model, weights, adapter_name=TRAINED)
     if outcome.unexpected_keys:
         raise ModelError(
-            f"the adapter at {path} has other modules than the model ({outcome.unexpected_keys[0]})."
+            f"the adapter at {path} has other modules than the model "
+            f"({outcome.unexpected_keys[0]})."
         )
 
 
@@ -333,6 +352,11 @@ def encode_prompt(
         messages, add_generation_prompt=True, tokenize=False, enable_thinking=enable_thinking
     )
     return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def token_counter(tokenizer: transformers.PreTrainedTokenizerBase) -> Callable[[str], int]:
+    """Counts the tokens of a text, special ones left out."""
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def decode(tokenizer: transformers.PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
