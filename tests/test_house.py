@@ -33,7 +33,7 @@ LAYERS = [
     ["results"],
     ["answers"],
     ["deploy"],
-    ["tune", "doctor", "cli", "__main__"],
+    ["tune", "doctor", "notebook", "cli", "__main__"],
 ]
 TORCH_ALLOWED = ("training", "deploy")
 
