@@ -86,6 +86,15 @@ def _norm(module, shift: float, epsilon: float):
     return forward
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two threads only wait for each other on matrices this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def tokenizer():
     return byte_tokenizer()

@@ -1,0 +1,212 @@
+"""Loading, saving and asking a policy: plain sentences for what does not fit."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlkit.errors import ModelError
+from rlkit.training.models import DEBUG, byte_tokenizer, debug_config, resolve_base_model
+from rlkit.training.policy import (
+    ModelPolicy,
+    as_reference,
+    assert_gradients,
+    check_adapter,
+    choose_precision,
+    encode_prompt,
+    end_ids,
+    load_lora_checkpoint,
+    load_model_with_lora,
+    save_lora_checkpoint,
+    token_texts,
+    trainable,
+    using_adapter,
+    without_dropout,
+)
+from tests.training.conftest import tiny_base, with_lora
+
+LORA = SimpleNamespace(rank=4, alpha=8, dropout=0.1, target_modules=["q_proj", "v_proj"])
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+def load(base=DEBUG, lora=LORA, **options):
+    return load_model_with_lora(base, lora, device="cpu", log=lambda _: None, **options)
+
+
+def test_a_fresh_adapter_changes_no_logit_and_only_it_is_trained():
+    model, _ = load()
+    assert all("lora_" in name for name in trainable(model))
+    with torch.no_grad():
+        adapted = model(IDS).logits
+        with model.disable_adapter():
+            assert torch.equal(adapted, model(IDS).logits)
+
+
+def test_an_adapter_comes_back_as_it_was_saved(tmp_path, model):
+    save_lora_checkpoint(model, tmp_path / "adapter")
+    names = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= names
+    other = with_lora(tiny_base(), seed=5)
+    load_lora_checkpoint(other, tmp_path / "adapter")
+    for name, parameter in trainable(model).items():
+        assert torch.equal(parameter, trainable(other)[name])
+
+
+def test_a_continued_adapter_has_a_frozen_copy_as_its_reference(tmp_path):
+    model, _ = load()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    save_lora_checkpoint(model, tmp_path / "adapter")
+    warm, _ = load(adapter=tmp_path / "adapter")
+    assert not any("reference" in name for name in trainable(warm))
+    with torch.no_grad():
+        now = warm(IDS).logits
+        with as_reference(warm):
+            assert torch.equal(warm(IDS).logits, now)
+        next(iter(trainable(warm).values())).add_(1.0)
+        with as_reference(warm):
+            assert torch.equal(warm(IDS).logits, now)
+        assert not torch.equal(warm(IDS).logits, now)
+        with using_adapter(warm, None), model.disable_adapter():
+            assert torch.equal(warm(IDS).logits, model(IDS).logits)
+    assert len(trainable(warm)) == len(trainable(model))
+
+
+def test_an_adapter_names_the_base_as_it_was_given(tmp_path):
+    model, _ = load()
+    save_lora_checkpoint(model, tmp_path / "adapter")
+    saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == DEBUG
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        ("missing", "adapter_model.safetensors is missing"),
+        ("truncated", "is damaged"),
+        ("other base", "does not fit"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused_in_one_sentence(tmp_path, model, damage, words):
+    save_lora_checkpoint(model, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    base = tiny_base()
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[:40])
+    else:
+        base = tiny_base(hidden_size=48)
+    with pytest.raises(ModelError, match=words):
+        check_adapter(tmp_path / "adapter", base, "the base")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("./no/such/folder", "no model folder"),
+        ("smollm2-135m-instrukt", "did you mean 'smollm2-135m-instruct'"),
+        ("nobody/no-such-model", "cannot be loaded"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_sentence(name, words):
+    with pytest.raises(ModelError, match=words):
+        load(name)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        resolve_base_model(tmp_path)
+
+
+def test_a_module_that_the_base_lacks_is_named_with_those_it_has():
+    lora = SimpleNamespace(rank=4, alpha=8, dropout=0.0, target_modules=["query"])
+    with pytest.raises(ModelError, match=r"'query'.*q_proj"):
+        load(lora=lora)
+
+
+def test_precision_says_why():
+    assert "because model.dtype says so" in choose_precision("cpu", "float32").reason
+    assert choose_precision("cpu", "auto").device == "cpu"
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match="no CUDA"):
+            choose_precision("cuda")
+
+
+def test_four_bit_weights_keep_finite_gradients_after_an_evaluation():
+    pytest.importorskip("bitsandbytes")
+    model, tokenizer = load(load_in_4bit=True, dtype="float32")
+    assert any(type(m).__name__ == "Linear4bit" for m in model.modules())
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    with torch.no_grad():
+        model(IDS)
+    with without_dropout(model):
+        model(IDS).logits.square().sum().backward()
+    assert_gradients(model)
+    assert all(p.grad.abs().sum() > 0 for p in trainable(model).values())
+
+
+def test_a_missing_or_infinite_gradient_is_named(model):
+    with pytest.raises(ModelError, match="has no gradient"):
+        assert_gradients(model)
+    for parameter in trainable(model).values():
+        parameter.grad = torch.zeros_like(parameter)
+    next(iter(trainable(model).values())).grad[0, 0] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        assert_gradients(model)
+
+
+def test_gradient_checkpointing_really_recomputes_and_gives_the_same_gradients():
+    gradients, calls = [], []
+    for checkpointing in (False, True):
+        model, _ = load(gradient_checkpointing=checkpointing)
+        torch.manual_seed(3)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        count = [0]
+        layer = model.get_base_model().model.layers[0].mlp
+        layer.register_forward_pre_hook(lambda *_, c=count: c.__setitem__(0, c[0] + 1))
+        with without_dropout(model):
+            model(IDS, use_cache=False).logits.square().sum().backward()
+        gradients.append({n: p.grad.clone() for n, p in trainable(model).items()})
+        calls.append(count[0])
+    assert calls == [1, 2]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_a_policy_writes_the_same_alone_and_in_a_batch(model, tokenizer):
+    def prompt(state):
+        return [{"role": "user", "content": f"write {state}" * len(state)}]
+
+    policy = ModelPolicy(model, tokenizer, prompt, max_new_tokens=6, batch_size=2)
+    states = ["a", "bb", "ccc"]
+    assert policy.write_batch(states) == [policy.write(state) for state in states]
+
+
+def test_the_prompt_ends_where_the_answer_begins(tokenizer):
+    ids = encode_prompt(tokenizer, [{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_pieces_join_to_the_whole_text_even_across_half_characters(tokenizer):
+    ids = tokenizer("a 战 b", add_special_tokens=False)["input_ids"]
+    assert "".join(token_texts(tokenizer, ids)) == "a 战 b"
+
+
+def test_end_tokens_come_from_tokenizer_and_generation_config(model, tokenizer):
+    assert end_ids(model, tokenizer) == (2,)
+    model.get_base_model().generation_config.eos_token_id = [2, 7]
+    assert end_ids(model.get_base_model(), tokenizer) == (2, 7)
+
+
+def test_the_debug_model_has_two_layers_and_one_token_a_byte():
+    assert debug_config(259).num_hidden_layers == 2
+    assert len(byte_tokenizer()) == 259

@@ -1,0 +1,76 @@
+"""The warm start learns the completion, and nothing but the completion."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlkit.errors import DataError
+from rlkit.training.policy import trainable
+from rlkit.training.sft import Example, _batches, encode_examples, save_warm_start, train_sft
+from tests.training.conftest import tiny_base, with_lora
+
+SETTINGS = SimpleNamespace(
+    learning_rate=1e-2, num_epochs=1, batch_size=2, max_samples=None, max_grad_norm=1.0,
+    warmup_steps=0,
+)  # fmt: skip
+
+
+def settings(**changes):
+    return SimpleNamespace(**{**vars(SETTINGS), **changes})
+
+
+def test_the_loss_is_the_mean_negative_log_likelihood_of_the_completions_tokens():
+    model = with_lora(tiny_base(), spread=0.0)
+    examples = [Example([5, 6, 7], [8, 9, 2]), Example([5, 6], [9, 2])]
+    expected = 0.0
+    with torch.no_grad():
+        for example in examples:
+            ids = torch.tensor([example.prompt + example.completion])
+            logp = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])
+            expected -= float(logp[len(example.prompt) - 1 :].sum())
+    rows = train_sft(model, examples, SETTINGS, seed=1)
+    assert rows[0]["loss"] == pytest.approx(expected / 5, abs=1e-5)
+    assert rows[0]["tokens"] == 5
+
+
+def test_training_lowers_the_loss_and_is_the_same_twice():
+    runs = []
+    for _ in range(2):
+        model = with_lora(tiny_base(initializer_range=0.4), spread=0.0)
+        examples = [Example([5, 6, 7], [8, 9, 2])] * 4
+        rows = train_sft(model, examples, settings(num_epochs=10), seed=1)
+        runs.append((rows[-1]["loss"], {n: p.detach() for n, p in trainable(model).items()}))
+        assert rows[-1]["loss"] < rows[0]["loss"] - 0.5
+    assert runs[0][0] == runs[1][0]
+    assert all(torch.equal(p, runs[1][1][n]) for n, p in runs[0][1].items())
+
+
+def test_every_completion_ends_with_the_end_of_turn(tokenizer):
+    pairs = [([{"role": "user", "content": "hi"}], "<clue>a</clue>")]
+    (example,) = encode_examples(tokenizer, pairs)
+    assert example.completion[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(example.completion[:-1]) == "<clue>a</clue>"
+
+
+def test_every_epoch_holds_every_chosen_sample_once():
+    batches = _batches(7, settings(num_epochs=2, max_samples=5), seed=3)
+    first, second = sum(batches[:3], []), sum(batches[3:], [])
+    assert [len(batch) for batch in batches] == [2, 2, 1, 2, 2, 1]
+    assert len(set(first)) == 5 and set(first) == set(second)
+
+
+def test_nothing_to_learn_from_is_said():
+    with pytest.raises(DataError, match="nothing to warm up on"):
+        train_sft(with_lora(tiny_base()), [], SETTINGS, seed=1)
+
+
+def test_a_warm_start_is_kept_whole_and_never_overwritten(tmp_path):
+    model = with_lora(tiny_base())
+    folder = save_warm_start(model, [{"update": 1, "loss": 0.5}], tmp_path / "sft" / "adapter")
+    assert (folder / "adapter_model.safetensors").is_file()
+    assert (folder / "sft_metrics.json").is_file()
+    with pytest.raises(FileExistsError):
+        save_warm_start(model, [], folder)
