@@ -401,15 +401,13 @@ def _peft_config(base: nn.Module, base_path: str | Path, lora: Any) -> peft.Lora
             + ", ".join(sorted(names - {"lm_head"}))
             + "."
         )
-    config = peft.LoraConfig(
+    return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules),
         task_type="CAUSAL_LM",
     )
-    config.base_model_name_or_path = str(base_path)
-    return config
 
 
 def _cpu_multiplies_bfloat16() -> bool:
