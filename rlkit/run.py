@@ -35,6 +35,8 @@ MAY_CHANGE = (
     "evaluation.",
     "merge.",
 )
+# Sections that recorded rounds and their split depend on.
+SHAPES_ROUNDS = ("task", "seed", "data", "search", "executor", "checker")
 STATES = ("running", "finished", "stopped", "failed")
 
 
@@ -79,18 +81,36 @@ class Run:
         return cls(RunConfig.load(folder / "config.yaml"), folder)
 
     def _accept(self, saved: RunConfig, create: bool) -> None:
-        if create and not self.config.training.resume:
+        if create and not self.config.training.resume and self._begun():
             raise RunError(
                 f"{self.folder} holds a run already and training.resume is false; set it to true "
                 "to go on, take another run_name, or move the folder away."
             )
-        differing = differences(saved, self.config)
+        differing = [row for row in differences(saved, self.config) if not self._free(row[0])]
         if differing:
             listed = "; ".join(f"{k} ({shown(a)} there, {shown(b)} given)" for k, a, b in differing)
             raise RunError(
                 f"{self.folder} holds a run with other parameters: {listed}; give the same ones, "
                 "take another run_name, or move the folder away."
             )
+
+    def _begun(self) -> bool:
+        """Whether anything was trained or evaluated here."""
+        worked = (
+            self.metrics_path,
+            self.checkpoints_folder,
+            self.sft_folder,
+            self.evaluation_path,
+            self.folder / "reference_adapter",
+        )
+        return any(path.exists() for path in worked)
+
+    def _free(self, name: str) -> bool:
+        """Whether nothing in the folder depends on this key yet, so that it may still change: a
+        first try that failed over a slip must not block its own correction."""
+        recorded = self.rounds_folder.exists() or (self.folder / "splits.json").exists()
+        shapes_rounds = recorded and name.split(".")[0] in SHAPES_ROUNDS
+        return not self._begun() and not shapes_rounds
 
     config_path = property(lambda self: self.folder / "config.yaml")
     lineage_path = property(lambda self: self.folder / "lineage.json")

@@ -48,7 +48,7 @@ def test_what_may_change_may_change_and_is_saved(config):
 
 
 def test_other_differences_are_listed_key_by_key(config):
-    Run.open(config)
+    Run.open(config).append_metrics({"step": 1})
     other = config.with_overrides("grpo.group_size=8", "seed=1", "training.num_epochs=9")
     with pytest.raises(RunError) as error:
         Run.open(other)
@@ -58,9 +58,18 @@ def test_other_differences_are_listed_key_by_key(config):
     assert Run.at(Run.open(config).folder).config == config  # nothing was overwritten
 
 
+def test_a_first_try_that_trained_nothing_does_not_block_its_correction(config):
+    run = Run.open(config)
+    Run.open(config.with_overrides("model.base_model_path=debug", "data.max_questions=9"))
+    run.rounds_folder.mkdir()  # from here on the rounds depend on data, but not on the model
+    mended = Run.open(config.with_overrides("model.base_model_path=./x", "data.max_questions=9"))
+    with pytest.raises(RunError, match=r"data\.max_questions"):
+        Run.open(mended.config.with_overrides("data.max_questions=8"))
+
+
 def test_resume_false_refuses_a_folder_that_holds_a_run_but_not_to_read_it(config):
     fresh = config.with_overrides("training.resume=false")
-    Run.open(fresh)
+    Run.open(fresh).append_metrics({"step": 1})
     with pytest.raises(RunError, match="holds a run already and training.resume is false"):
         Run.open(fresh)
     assert Run.open(fresh, create=False).folder.is_dir()

@@ -21,6 +21,7 @@ from rlkit.practice.examples import search_examples
 from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_search_task
 from rlkit.run import Run
+from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor
 from rlkit.training.policy import check_adapter, load_model_with_lora, token_counter
 from rlkit.training.sft import encode_examples, save_warm_start, train_sft
@@ -36,6 +37,7 @@ def train_run(
 
     A finished run is not trained again: it is returned as it is, and `log` says how to go on.
     """
+    resolve_base_model(config.model.base_model_path)  # a slip here should cost nothing
     run = Run.open(config)
     with run.lock():
         task = prepare_data(config, run, log)  # 1 data, and 3 the environment inside the task
