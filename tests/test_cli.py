@@ -121,7 +121,7 @@ def test_eval_passes_baseline_and_checkpoints_and_takes_the_runs_own_parameters(
     stand_in, tmp_path, capsys
 ):
     result = types.SimpleNamespace(summary=lambda: pd.DataFrame({"reward": [1.0]}))
-    calls = stand_in("rlkit.training.compare", "evaluate_run", result)
+    calls = stand_in("rlkit.results.compare", "evaluate_run", result)
     own = RunConfig.from_sections(run_name="own", output_root=str(tmp_path), seed=5)
     checkpoint = Run.open(own).checkpoints_folder / "checkpoint-4"
     checkpoint.mkdir(parents=True)
