@@ -49,6 +49,7 @@ def own_kernel():
     """`python3` is this environment's kernel, not one of the same name in the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+        patch.setenv("PYTHONPATH", str(ROOT))  # as pytest's own `pythonpath`, if not installed
         patch.setenv("OMP_NUM_THREADS", "1")  # a model of two layers gains nothing from more
         yield
 
@@ -122,20 +123,23 @@ def test_a_finished_run_shows_its_results_again(executed):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_what_is_missing_is_one_sentence_that_says_what_to_run(own_kernel, tmp_path):
+def test_an_unknown_section_stops_papermill_with_one_sentence(own_kernel, tmp_path):
+    """papermill itself only warns."""
     with pytest.raises(papermill.PapermillExecutionError) as error:
-        run_notebook("merge", tmp_path, parameters(tmp_path))
-    assert "first run notebooks/train.ipynb" in error.value.evalue
-    assert error.value.traceback == [f"RunError: {error.value.evalue}"]
+        run_notebook("collect", tmp_path, parameters(tmp_path) | {"gropo": {"group_size": 2}})
+    assert "gropo" in error.value.evalue and "grpo" in error.value.evalue
+    assert error.value.traceback == [f"ConfigError: {error.value.evalue}"]
     assert not (tmp_path / "debug").exists()
 
 
 def test_an_interrupted_kernel_leaves_a_checkpoint_and_goes_on(own_kernel, tmp_path):
     notebook = nbformat.read(ROOT / "notebooks" / "train.ipynb", as_version=4)
-    given = parameters(tmp_path)
-    given["training"] = {**given["training"], "num_epochs": 400}
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    code[0].source += "\n" + "\n".join(f"{name} = {value!r}" for name, value in given.items())
+    # by hand: the parameters cell is edited, and the kernel starts in the notebook's folder
+    code[0].source += f"""
+params_file = "params/debug.yaml"
+output_root = {str(tmp_path)!r}
+overrides = ["training.num_epochs=400"]"""
     loop = next(i for i, cell in enumerate(notebook.cells) if "train(trainer" in cell.source)
     # a second thread of the kernel interrupts it as Jupyter does, once the third step is written
     notebook.cells[loop].source = (
@@ -147,7 +151,7 @@ def test_an_interrupted_kernel_leaves_a_checkpoint_and_goes_on(own_kernel, tmp_p
         "threading.Thread(target=interrupt, daemon=True).start()\n" + notebook.cells[loop].source
     )
     nbclient.NotebookClient(
-        notebook, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+        notebook, kernel_name="python3", resources={"metadata": {"path": str(ROOT / "notebooks")}}
     ).execute()
     status = read_json(tmp_path / "debug" / "status.json")
     step = status["step"]
