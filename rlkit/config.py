@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,6 +186,19 @@ def load_object(path: str) -> Any:
             raise ConfigError(f"{path!r}: {module_name} has no {name}; {hint}")
         found = getattr(found, name)
     return found
+
+
+def named_object(name: str, built_in: Mapping[str, Any], parameter: str) -> Any:
+    """What `parameter` names: one of `built_in`, or a user's own object by its dotted path."""
+    if name in built_in:
+        return built_in[name]
+    if ":" in name:
+        return load_object(name)
+    near = nearest(name, built_in)
+    hint = f"; did you mean {near}?" if near else "."
+    raise ConfigError(
+        f"{parameter} is {name!r}; allowed are {', '.join(built_in)}, or module:object{hint}"
+    )
 
 
 def _sections() -> dict[str, type[Section]]:

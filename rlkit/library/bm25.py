@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from rlkit.config import named_object
 from rlkit.errors import ConfigError, DataError
 from rlkit.library.corpus import Corpus
 from rlkit.library.tokenize import Tokenizer
@@ -41,48 +43,8 @@ class SearchBackend(Protocol):
         ...
 
 
-class BM25sBackend:
-    """BM25 by bm25s: scores are computed once, kept on disk, and mapped into memory."""
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        k1: float = 0.9,
-        b: float = 0.4,
-        tokenizer: Tokenizer | None = None,
-        cache_folder: str | Path | None = None,
-    ) -> None:
-        from rlkit.library.bm25_index import build_index, cached_index
-
-        self._tokenizer = tokenizer or Tokenizer()
-        settings = {
-            "k1": float(k1),
-            "b": float(b),
-            "stem": self._tokenizer.stem,
-            "stop_words": self._tokenizer.stop_words,
-        }
-
-        def build():
-            return build_index(corpus_words(corpus, self._tokenizer), k1, b)
-
-        self._index = (
-            build()
-            if cache_folder is None
-            else cached_index(Path(cache_folder), corpus.fingerprint, settings, build)
-        )
-
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """See SearchBackend; one call for a batch of queries."""
-        return [self._search_one(query, top_k) for query in queries]
-
-    def _search_one(self, query: str, top_k: int) -> list[Hit]:
-        # Sorted, so that the words of a query in another order give the very same sums.
-        word_ids = sorted(self._index.get_tokens_ids(self._tokenizer(query)))
-        return best_hits(self._index.get_scores_from_ids(word_ids), top_k) if word_ids else []
-
-
-class RankBM25Backend:
-    """BM25 by rank-bm25, with an idf that is never negative; slow, but independent of bm25s."""
+class _BM25:
+    """What both backends share; `tokenizer` is used for documents and queries alike."""
 
     def __init__(
         self,
@@ -93,16 +55,52 @@ class RankBM25Backend:
         cache_folder: str | Path | None = None,
     ) -> None:
         self._tokenizer = tokenizer or Tokenizer()
-        self._index = _okapi(corpus_words(corpus, self._tokenizer), k1, b)
-        self._scale = k1 + 1.0  # rank-bm25 keeps the constant factor that Lucene dropped
+        self._k1, self._b = float(k1), float(b)
+        self._index = self._build(corpus, cache_folder)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """See SearchBackend."""
-        return [self._search_one(query, top_k) for query in queries]
+        found = (self._scores(self._tokenizer(query)) for query in queries)
+        return [best_hits(scores, top_k) for scores in found]
 
-    def _search_one(self, query: str, top_k: int) -> list[Hit]:
-        words = [word for word in self._tokenizer(query) if word in self._index.idf]
-        return best_hits(self._index.get_scores(words) / self._scale, top_k) if words else []
+    def _build(self, corpus: Corpus, cache_folder: str | Path | None) -> Any: ...
+
+    def _scores(self, words: list[str]) -> np.ndarray:
+        """The score of every document (N,); 0 where it shares none of the words."""
+        ...
+
+
+class BM25sBackend(_BM25):
+    """BM25 by bm25s: scores are computed once, kept on disk, and mapped into memory."""
+
+    def _build(self, corpus: Corpus, cache_folder: str | Path | None) -> Any:
+        from rlkit.library.bm25_index import open_index
+
+        settings = {
+            "k1": self._k1,
+            "b": self._b,
+            "stem": self._tokenizer.stem,
+            "stop_words": self._tokenizer.stop_words,
+        }
+        words = partial(corpus_words, corpus, self._tokenizer)
+        return open_index(words, settings, corpus.fingerprint, cache_folder)
+
+    def _scores(self, words: list[str]) -> np.ndarray:
+        # Sorted, so that the words of a query in another order give the very same sums.
+        word_ids = sorted(self._index.get_tokens_ids(words))
+        return self._index.get_scores_from_ids(word_ids) if word_ids else np.zeros(0)
+
+
+class RankBM25Backend(_BM25):
+    """BM25 by rank-bm25, with an idf that is never negative; slow, but independent of bm25s."""
+
+    def _build(self, corpus: Corpus, cache_folder: str | Path | None) -> Any:
+        return _okapi(corpus_words(corpus, self._tokenizer), self._k1, self._b)
+
+    def _scores(self, words: list[str]) -> np.ndarray:
+        # rank-bm25 keeps the constant factor k1 + 1 that Lucene dropped
+        known = [word for word in words if word in self._index.idf]
+        return self._index.get_scores(known) / (self._k1 + 1)
 
 
 BACKENDS: dict[str, Callable[..., SearchBackend]] = {
@@ -114,23 +112,13 @@ BACKENDS: dict[str, Callable[..., SearchBackend]] = {
 def build_backend(
     corpus: Corpus, search_config: Any, cache_folder: str | Path | None = None
 ) -> SearchBackend:
-    """The backend that a configuration names.
-
-    search_config: anything with `backend`, `k1`, `b`, `stem` and `stop_words`.
-    cache_folder: where bm25s keeps its index; None: in memory only.
-    Raises ConfigError for an unknown name.
-    """
-    name = search_config.backend
-    if name in BACKENDS:
-        tokenizer = Tokenizer(stem=search_config.stem, stop_words=search_config.stop_words)
-        return BACKENDS[name](corpus, search_config.k1, search_config.b, tokenizer, cache_folder)
-    if ":" not in name:
-        raise ConfigError(
-            f"search.backend is {name!r}; allowed are {', '.join(BACKENDS)}, or module:object."
-        )
-    from rlkit.config import load_object
-
-    return load_object(name)(corpus, search_config)
+    """The backend that `search.backend` names; bm25s keeps its index in `cache_folder` (None: in
+    memory only). Raises ConfigError for an unknown name."""
+    made = named_object(search_config.backend, BACKENDS, "search.backend")
+    if search_config.backend not in BACKENDS:
+        return made(corpus, search_config)
+    tokenizer = Tokenizer(stem=search_config.stem, stop_words=search_config.stop_words)
+    return made(corpus, search_config.k1, search_config.b, tokenizer, cache_folder)
 
 
 def idf(n: int, n_documents: int) -> float:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import bm25s
-import numpy as np
 
 from rlkit.errors import DataError
 from rlkit.files import new_folder, read_json, write_json
@@ -36,17 +35,21 @@ def build_index(words: list[list[str]], k1: float, b: float) -> bm25s.BM25:
     return index
 
 
-def cached_index(
-    cache_folder: Path,
-    corpus_fingerprint: str,
+def open_index(
+    words: Callable[[], list[list[str]]],
     settings: dict[str, Any],
-    build: Callable[[], bm25s.BM25],
+    corpus_fingerprint: str,
+    cache_folder: str | Path | None,
 ) -> bm25s.BM25:
-    """The index from the cache where it is there and whole, else built and kept."""
-    folder = cache_folder / f"bm25s-{_digest(corpus_fingerprint, settings)[:24]}"
+    """The index from the cache where it is there and whole, else built from `words` and kept;
+    `settings` holds `k1`, `b`, and what else `words` depends on besides the corpus."""
+    k1, b = settings["k1"], settings["b"]
+    if cache_folder is None:
+        return build_index(words(), k1, b)
+    folder = Path(cache_folder) / f"bm25s-{_digest(corpus_fingerprint, settings)[:24]}"
     index = _load(folder)
     if index is None:
-        index = build()
+        index = build_index(words(), k1, b)
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one; a whole one was loaded
         _save(index, folder)
     return index
@@ -84,13 +87,6 @@ def _load(folder: Path) -> bm25s.BM25 | None:
         sizes = read_json(folder / "sizes.json")
         if any((folder / name).stat().st_size != size for name, size in sizes.items()):
             return None
-        index = bm25s.BM25.load(folder, mmap=True, load_corpus=False, show_progress=False)
+        return bm25s.BM25.load(folder, mmap=True, load_corpus=False, show_progress=False)
     except (DataError, OSError, ValueError, KeyError, AttributeError):
         return None
-    lengths = index.scores["indptr"]
-    whole = (
-        len(lengths) == len(index.vocab_dict) + 1
-        and int(lengths[-1]) == len(index.scores["data"]) == len(index.scores["indices"])
-        and np.all(np.diff(lengths) >= 0)
-    )
-    return index if whole else None

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from rlkit.errors import DataError
 
@@ -136,31 +135,3 @@ def clean_text(text: str) -> str:
     text = _LINE_BREAK.sub("\n", text)
     text = _UNPRINTABLE.sub(lambda match: "" if match[0] == "\ufeff" else " ", text)
     return _SURROGATE.sub("\ufffd", text)
-
-
-def read_corpus(path: str | Path) -> Corpus:
-    """Read the documents of a file or folder; the format is found out (see `readers.py`).
-
-    Raises DataError with file, line and field where something is missing or damaged.
-    """
-    from rlkit.library.readers import documents_of  # readers need the classes above
-
-    return Corpus(documents_of(Path(path)), source=str(path))
-
-
-def read_questions(path: str | Path) -> tuple[Question, ...]:
-    """Read the questions of a file or folder; the format is found out (see `readers.py`).
-
-    Raises DataError with file, line and field where something is missing or damaged.
-    """
-    from rlkit.library.readers import questions_of
-
-    questions = tuple(questions_of(Path(path)))
-    if not questions:
-        raise DataError(f"{path} holds no questions; at least one is needed.")
-    return questions
-
-
-def read_library(corpus_path: str | Path, questions_path: str | Path) -> Library:
-    """Read a corpus and its questions, and check that every gold document is there."""
-    return Library(read_corpus(corpus_path), read_questions(questions_path))

@@ -34,11 +34,12 @@ def text_field(row: Row, *names: str, required: bool = True) -> str:
 
     Raises DataError where it is missing, empty, or not text.
     """
-    name = next((n for n in names if row.fields.get(n) is not None), None)
+    name = _present(row, names)
     if name is None:
         if not required:
             return ""
-        raise DataError(f"{row.where}, field {_alternatives(names)}: missing; give it a text.")
+        wanted = " or ".join(f"'{name}'" for name in names)
+        raise DataError(f"{row.where}, field {wanted}: missing; give it a text.")
     return _text(row.fields[name], f"{row.where}, field '{name}'", required)
 
 
@@ -47,7 +48,7 @@ def identifier(row: Row, *names: str) -> str:
 
     Raises DataError where it is missing, empty, or neither.
     """
-    name = next((n for n in names if row.fields.get(n) is not None), None)
+    name = _present(row, names)
     if name is None:
         return text_field(row, *names)
     return _identifier(row.fields[name], f"{row.where}, field '{name}'")
@@ -55,7 +56,7 @@ def identifier(row: Row, *names: str) -> str:
 
 def strings(row: Row, *names: str) -> tuple[str, ...]:
     """The first of the named fields as distinct ids or texts in order; () where there is none."""
-    name = next((n for n in names if row.fields.get(n) is not None), None)
+    name = _present(row, names)
     if name is None:
         return ()
     values = enumerate(list_field(row, name))
@@ -90,5 +91,5 @@ def _text(value: Any, where: str, required: bool) -> str:
     return text
 
 
-def _alternatives(names: tuple[str, ...]) -> str:
-    return " or ".join(f"'{name}'" for name in names)
+def _present(row: Row, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if row.fields.get(name) is not None), None)

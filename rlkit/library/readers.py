@@ -18,40 +18,55 @@ from pathlib import Path
 from rlkit.errors import DataError
 from rlkit.files import read_json, read_jsonl
 from rlkit.library import multihop
-from rlkit.library.corpus import Document, Question
+from rlkit.library.corpus import Corpus, Document, Library, Question
 from rlkit.library.fields import Row, identifier, strings, text_field
-from rlkit.library.qrels import find_qrels, read_qrels
+from rlkit.library.qrels import find_qrels, read_qrels, tab_lines
 
 _SUFFIXES = (".jsonl", ".json", ".tsv", ".parquet")
 
 
-def documents_of(path: Path) -> Iterator[Document]:
-    """Yield the documents of a file or folder. Raises DataError with file, line and field."""
-    for file in _corpus_files(path):
-        rows = _rows(file)
-        first = next(rows, None)
-        if first is None:
-            continue
+def read_library(corpus_path: str | Path, questions_path: str | Path) -> Library:
+    """Read a corpus and its questions, and check that every gold document is there."""
+    return Library(read_corpus(corpus_path), read_questions(questions_path))
+
+
+def read_corpus(path: str | Path) -> Corpus:
+    """Read the documents of a file or folder.
+
+    Raises DataError with file, line and field where something is missing or damaged.
+    """
+    files = _corpus_files(Path(path))
+    return Corpus((document for file in files for document in _documents(file)), str(path))
+
+
+def read_questions(path: str | Path) -> tuple[Question, ...]:
+    """Read the questions of a file or folder; the path of a file in `qrels/` chooses that one.
+
+    Raises DataError with file, line and field where something is missing or damaged.
+    """
+    path = Path(path)
+    if path.is_file() and path.parent.name == "qrels":
+        questions = _judged(_questions(_named(path.parent.parent, "queries")), path)
+    else:
+        file = _named(path, "questions", "queries") if path.is_dir() else path
+        questions = _questions(file)
+        if file.stem == "queries" and not any(q.gold_docids for q in questions):
+            qrels = find_qrels(file.parent)
+            questions = _judged(questions, qrels) if qrels else questions
+    if not questions:
+        raise DataError(f"{path} holds no questions; at least one is needed.")
+    return tuple(questions)
+
+
+def _documents(file: Path) -> Iterator[Document]:
+    rows = _rows(file)
+    first = next(rows, None)
+    if first is not None:
         convert = multihop.documents_reader(first.fields) or _plain_documents
         yield from convert(chain([first], rows))
 
 
-def questions_of(path: Path) -> list[Question]:
-    """The questions of a file or folder; a path of a qrels file chooses those judgements.
-
-    Raises DataError with file, line and field.
-    """
-    if path.is_file() and path.parent.name == "qrels":
-        return _judged(_read_questions(_named(path.parent.parent, "queries")), path)
-    file = _named(path, "questions", "queries") if path.is_dir() else path
-    questions = _read_questions(file)
-    if file.stem == "queries" and not any(q.gold_docids for q in questions):
-        qrels = find_qrels(file.parent)
-        return _judged(questions, qrels) if qrels else questions
-    return questions
-
-
-def _read_questions(file: Path) -> list[Question]:
+def _questions(file: Path) -> list[Question]:
     rows = _rows(file)
     first = next(rows, None)
     if first is None:
@@ -155,8 +170,6 @@ def _starts_with_bracket(path: Path) -> bool:
 
 def _tsv_rows(path: Path) -> Iterator[Row]:
     """Queries as `id<tab>text` lines, with or without a header (BrowseComp-Plus's queries.tsv)."""
-    from rlkit.library.qrels import tab_lines
-
     for number, cells in tab_lines(path):
         if number == 1 and cells[-1].strip().casefold() in ("text", "query", "question"):
             continue

@@ -79,6 +79,8 @@ _ASCII_WORD = re.compile("[0-9a-z]+")
 _POSSESSIVE = re.compile(r"(?<=\w)'s\b")
 _HAN_SIGN = re.compile(f"[{_HAN}]")
 _LATIN_WORD = re.compile(rf"[{_LATIN}]*[A-Za-z\xc0-\u02af][{_LATIN}]*")
+# One sign of Chinese, Japanese or Korean, of which a text has no blanks between words.
+WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _SIGNS_A_WORD = 1.5  # a Chinese word has between one and two characters
 
 
@@ -102,6 +104,11 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer(stem={self.stem}, stop_words={self.stop_words})"
+
+
+def folded(text: str) -> str:
+    """The form in which two texts are the same: width (NFKC), case and blanks folded."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def dominant_language(text: str) -> str:

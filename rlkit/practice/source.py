@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import ConfigError
-from rlkit.library.corpus import Library, Question, read_corpus, read_library
+from rlkit.library.corpus import Library, Question
+from rlkit.library.readers import read_corpus, read_library
 from rlkit.rounds.state import State
 
 

@@ -18,8 +18,9 @@ from rlkit.library.bm25 import (
     build_backend,
     idf,
 )
-from rlkit.library.corpus import Corpus, Document, read_library
+from rlkit.library.corpus import Corpus, Document
 from rlkit.library.qrels import read_qrels
+from rlkit.library.readers import read_library
 from rlkit.library.tokenize import Tokenizer
 
 FRUIT = Corpus(

@@ -5,17 +5,9 @@ import json
 import pytest
 
 from rlkit.errors import DataError
-from rlkit.library.corpus import (
-    Corpus,
-    Document,
-    Library,
-    Question,
-    clean_text,
-    read_corpus,
-    read_library,
-    read_questions,
-)
+from rlkit.library.corpus import Corpus, Document, Library, Question, clean_text
 from rlkit.library.qrels import read_qrels
+from rlkit.library.readers import read_corpus, read_library, read_questions
 
 
 def jsonl(path, *rows):

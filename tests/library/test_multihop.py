@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rlkit.errors import DataError
-from rlkit.library.corpus import Document, Question, read_corpus, read_library, read_questions
+from rlkit.library.corpus import Document, Question
+from rlkit.library.readers import read_corpus, read_library, read_questions
 
 
 def hotpot(number, context, facts):
