@@ -66,7 +66,7 @@ def _hidden_states(model: nn.Module, prompt: Sequence[int], tokens: Tensor) -> T
         group=group,
     ).last_hidden_state[0]  # (P + K (C - 1), D)
     first = hidden[len(prompt) - 1].expand(k, 1, -1)
-    return torch.cat([first, hidden[len(prompt) :].view(k, c - 1, -1)], dim=1)
+    return torch.cat([first, hidden[len(prompt) :].view(k, c - 1, hidden.shape[-1])], dim=1)
 
 
 def _score(

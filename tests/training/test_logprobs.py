@@ -32,6 +32,15 @@ def test_chunks_and_masks_change_no_value_and_no_gradient():
             torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
+def test_actions_of_one_token_are_predicted_by_the_prompt_alone():
+    """Every action of a group may end at once; then nothing stands behind the prompt."""
+    model = tiny_base().double()
+    with torch.no_grad():
+        expected = torch.log_softmax(model(torch.tensor([PROMPT])).logits[0, -1], -1)
+    logp, _ = group_log_probs(model, PROMPT, torch.tensor([[2], [7]]))
+    torch.testing.assert_close(logp.detach()[:, 0], expected[[2, 7]], atol=1e-10, rtol=0)
+
+
 def test_entropy_is_that_of_the_tempered_distribution():
     model = tiny_base().double()
     tokens = torch.tensor([[9, 8]])

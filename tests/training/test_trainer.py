@@ -245,6 +245,14 @@ def test_evaluation_reports_reward_and_kl(tmp_path):
     assert flat.evaluate(flat.task.states("eval"))["kl"] == 0.0
 
 
+def test_a_group_of_actions_of_one_token_is_trained_on_and_evaluated(tmp_path):
+    trainer = tiny_trainer(tiny_config(tmp_path, max_new_tokens=1), run=False)
+    states = trainer.task.states("train")
+    metrics = trainer.training_step(states[:2])
+    assert metrics["completions/mean_length"] == 1.0 and metrics["kl"] == 0.0
+    assert trainer.evaluate(states[:2])["kl"] == 0.0
+
+
 def test_learning_rate_rises_and_falls():
     from types import SimpleNamespace
 
