@@ -57,11 +57,28 @@ def write_checkpoint(
     optimizer: Mapping[str, Tensor],
     pending: Mapping[str, Tensor],
 ) -> Path:
-    """Write a checkpoint so that it appears whole; an older one of the same step gives way."""
-    stale = folder.with_name(f".old-{folder.name}")
-    shutil.rmtree(stale, ignore_errors=True)
+    """Write a checkpoint so that it appears whole; an older one of the same step gives way, and
+    comes back where the new one cannot be written."""
+    stale = _set_aside(folder)
     if folder.exists():
+        shutil.rmtree(stale, ignore_errors=True)
         folder.rename(stale)
+    try:
+        _write(folder, save_adapter, state, optimizer, pending)
+    except BaseException:
+        _bring_back(folder)
+        raise
+    shutil.rmtree(stale, ignore_errors=True)
+    return folder
+
+
+def _write(
+    folder: Path,
+    save_adapter: Callable[[Path], Any],
+    state: Mapping[str, Any],
+    optimizer: Mapping[str, Tensor],
+    pending: Mapping[str, Tensor],
+) -> None:
     with new_folder(folder) as temporary:
         save_adapter(temporary)
         (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
@@ -69,8 +86,16 @@ def write_checkpoint(
         save_file(dict(pending), temporary / "pending.safetensors")
         sums = {f.name: _sha256(f) for f in sorted(temporary.iterdir()) if f.is_file()}
         write_json(temporary / STATE_FILE, {"schema": 1, **state, "sha256": sums})
-    shutil.rmtree(stale, ignore_errors=True)
-    return folder
+
+
+def _set_aside(folder: Path) -> Path:
+    """Where a checkpoint waits while another one of its step is written."""
+    return folder.with_name(f".old-{folder.name}")
+
+
+def _bring_back(folder: Path) -> None:
+    if _set_aside(folder).is_dir() and not folder.exists():
+        _set_aside(folder).rename(folder)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -101,8 +126,11 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def newest_checkpoint(folder: Path, log: Callable[[str], None] = print) -> Checkpoint | None:
     """The newest checkpoint that is whole; damaged ones are passed over, and that is said.
 
-    Raises RunError where there are checkpoints and none of them is whole.
+    One that was set aside when the process was killed comes back first. Raises RunError where
+    there are checkpoints and none of them is whole.
     """
+    for aside in folder.glob(f".old-{PREFIX}*"):
+        _bring_back(folder / aside.name.removeprefix(".old-"))
     steps = checkpoint_steps(folder)
     for step in reversed(steps):
         try:
@@ -138,7 +166,8 @@ def restore_optimizer(
     parameters: Mapping[str, nn.Parameter],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Put tensors of `optimizer_tensors` back."""
+    """Put tensors of `optimizer_tensors` in the place of whatever the optimiser holds."""
+    optimizer.state.clear()
     for key, value in tensors.items():
         kind, name = key.split("/", 1)
         parameter = parameters[name]

@@ -1,0 +1,40 @@
+"""Checkpoints appear whole, and a killed or failing writer never takes the last one away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlkit.training.checkpointing import newest_checkpoint, write_checkpoint
+
+TENSORS = {"x": torch.ones(2)}
+
+
+def write(folder: Path, mark: int, save_adapter=lambda _: None) -> Path:
+    return write_checkpoint(folder, save_adapter, {"mark": mark}, TENSORS, {})
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    for mark in (1, 2):
+        write(tmp_path / "checkpoint-3", mark)
+    assert newest_checkpoint(tmp_path).state["mark"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path):
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    write(tmp_path / "checkpoint-3", 1)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            write(tmp_path / "checkpoint-3", 2, full)
+    assert newest_checkpoint(tmp_path).state["mark"] == 1
+
+
+def test_a_process_killed_while_it_replaces_its_only_checkpoint_loses_nothing(tmp_path):
+    write(tmp_path / "checkpoint-3", 1)
+    (tmp_path / "checkpoint-3").rename(tmp_path / ".old-checkpoint-3")  # and then SIGKILL
+    assert newest_checkpoint(tmp_path).state["mark"] == 1
