@@ -22,9 +22,10 @@ from matplotlib.figure import Figure
 
 from rlkit.config import RunConfig
 from rlkit.errors import RunError
+from rlkit.library.tokenize import folded
 from rlkit.practice.source import rounds_folder
 from rlkit.results.plots import learning_curves
-from rlkit.rounds.split import Splits, normal_question
+from rlkit.rounds.split import Splits
 from rlkit.run import Run
 
 BY_HAND = "params/run1.yaml"  # the default of `params_file` in every parameters cell
@@ -193,7 +194,7 @@ def picture(figure: Figure, alt: str = "") -> Image:
 def leakage(splits: Splits) -> pd.DataFrame:
     """One row a pair of parts: questions and known documents that stand in both."""
     parts = {name: splits.part(name) for name in ("train", "dev", "eval")}
-    questions = {n: {normal_question(s.question) for s in p} for n, p in parts.items()}
+    questions = {n: {folded(s.question) for s in p} for n, p in parts.items()}
     known = {n: {d for s in p for d in s.known_important} for n, p in parts.items()}
     rows = {
         f"{a} and {b}": {

@@ -3,18 +3,17 @@ gold documents of the question, by simple rules that anybody can redo by hand.""
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from rlkit.errors import DataError
+from rlkit.config import named_object
+from rlkit.errors import ConfigError, DataError
 from rlkit.library.corpus import Corpus, Document
+from rlkit.library.tokenize import WIDE, folded
 from rlkit.rounds.state import State, Verdict
 
 MIN_TITLE = 4  # characters; shorter titles stand in texts by chance
 MIN_TITLE_CJK = 2
-_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 
 
 class DocumentChecker(Protocol):
@@ -37,10 +36,9 @@ class GoldChecker:
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
         self._gold: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-        self._verdicts: dict[tuple[tuple[str, ...], str], Verdict] = {}
 
     def check(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
-        """docid -> verdict for each document; what a question asked once is remembered.
+        """docid -> verdict for each document.
 
         Raises DataError where the question has neither gold nor known documents.
         """
@@ -50,18 +48,12 @@ class GoldChecker:
                 f"question {state.question_id} has no gold documents, so the gold checker cannot "
                 "label what is found; give gold_docids, or name another checker in checker.kind."
             )
-        return {document.docid: self._verdict(gold, document) for document in documents}
-
-    def _verdict(self, gold: tuple[str, ...], document: Document) -> Verdict:
-        key = (gold, document.docid)
-        if key not in self._verdicts:
-            self._verdicts[key] = self._judge(gold, document)
-        return self._verdicts[key]
+        return {document.docid: self._judge(gold, document) for document in documents}
 
     def _judge(self, gold: tuple[str, ...], document: Document) -> Verdict:
         if document.docid in gold:
             return "IMPORTANT"
-        title, text = _folded(document.title), _folded(document.text)
+        title, text = folded(document.title), folded(document.text)
         for gold_title, gold_text in self._gold_texts(gold):
             if stands_in(title, gold_text) or stands_in(gold_title, f"{title} {text}"):
                 return "LOCAL"
@@ -71,13 +63,27 @@ class GoldChecker:
         """Folded (title, text) of the gold documents that the corpus holds."""
         if gold not in self._gold:
             found = (self.corpus.get(docid) for docid in gold)
-            self._gold[gold] = [(_folded(d.title), _folded(d.text)) for d in found if d]
+            self._gold[gold] = [(folded(d.title), folded(d.text)) for d in found if d]
         return self._gold[gold]
+
+
+def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
+    """The checker that `checker.kind` names: gold, or `module:object`, a callable
+    (config, corpus) -> DocumentChecker."""
+    kind = config.checker.kind
+    built_in = {"gold": lambda config, corpus: GoldChecker(corpus)}
+    checker = named_object(kind, built_in, "checker.kind")(config, corpus)
+    if not hasattr(checker, "check"):
+        raise ConfigError(
+            f"checker.kind {kind} made a {type(checker).__name__}, which has no "
+            "check(state, documents); see the protocol rlkit.agents.checker.DocumentChecker."
+        )
+    return checker
 
 
 def stands_in(title: str, text: str) -> bool:
     """Whether a folded title stands in a folded text as words of its own."""
-    if len(title) < (MIN_TITLE_CJK if _CJK.search(title) else MIN_TITLE):
+    if len(title) < (MIN_TITLE_CJK if WIDE.search(title) else MIN_TITLE):
         return False
     start = text.find(title)
     while start >= 0:
@@ -92,8 +98,4 @@ def _is_edge(text: str, at: int, side: int) -> bool:
     outside, inside = (at - 1, at) if side < 0 else (at, at - 1)
     if not 0 <= outside < len(text) or not text[outside].isalnum():
         return True
-    return not text[inside].isalnum() or bool(_CJK.match(text[inside]))
-
-
-def _folded(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return not text[inside].isalnum() or bool(WIDE.match(text[inside]))

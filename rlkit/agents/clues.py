@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rlkit.errors import ConfigError, nearest
+from rlkit.library.tokenize import WIDE, folded
 
 MAX_CLUE_WORDS = 64
 MAX_CLUE_CHARS = 300
@@ -16,7 +16,6 @@ MAX_RAW_CHARS = 2000  # before tags and entities are resolved; keeps every later
 _MARKUP = re.compile(r"</?[A-Za-z][^<>]*+>|<\|[^<>|]*+\|>")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\u2060\ufeff\ud800-\udfff]")
 _BULLET = re.compile(r"(?:[-*+–—‣◦·●•・]\s++)+")
-_WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _QUOTES = (
     *zip("\"'`“‘«「『„＂", "\"'`”’»」』“＂", strict=True),
     *((m, m) for m in ("**", "*", "__")),
@@ -40,11 +39,6 @@ def clean_clue(raw: str, max_words: int = MAX_CLUE_WORDS) -> str:
     return text
 
 
-def fold_clue(clue: str) -> str:
-    """The form in which two clues are the same: width (NFKC), case and blanks folded."""
-    return " ".join(unicodedata.normalize("NFKC", clue).casefold().split())
-
-
 def distinct_clues(clues: Iterable[str], max_clues: int) -> list[str]:
     """The first `max_clues` clues that hold a letter or digit and differ by more than case and
     width. Blanks are collapsed; nothing else in a clue is touched."""
@@ -52,14 +46,14 @@ def distinct_clues(clues: Iterable[str], max_clues: int) -> list[str]:
     for clue in clues:
         clue = " ".join(_UNPRINTABLE.sub("", clue).split())
         if any(sign.isalnum() for sign in clue) and len(kept) < max_clues:
-            kept.setdefault(fold_clue(clue), clue)
+            kept.setdefault(folded(clue), clue)
     return list(kept.values())
 
 
 def count_words(text: str) -> int:
     """Words parted by blanks; two Chinese, Japanese or Korean characters count as one word."""
-    wide = len(_WIDE.findall(text))
-    return len(_WIDE.sub(" ", text).split()) + (wide + 1) // 2
+    wide = len(WIDE.findall(text))
+    return len(WIDE.sub(" ", text).split()) + (wide + 1) // 2
 
 
 def format_clues(clues: Sequence[str], layout: str = "bare", analysis: str = "") -> str:

@@ -13,13 +13,13 @@ from rlkit.agents.clues import (
     MAX_CLUE_WORDS,
     clean_clue,
     distinct_clues,
-    fold_clue,
     format_clues,
 )
 from rlkit.agents.names import names_in
-from rlkit.errors import ConfigError, nearest
+from rlkit.config import named_object
+from rlkit.errors import ConfigError
 from rlkit.library.corpus import Corpus
-from rlkit.library.tokenize import Tokenizer, dominant_language
+from rlkit.library.tokenize import Tokenizer, dominant_language, folded
 from rlkit.rounds.state import State
 
 _SENTENCE_END = re.compile(r"(?<=[.!?;。！？；])\s+|(?<=[。！？；])")
@@ -107,21 +107,12 @@ def build_policy(name: str, config: Any, corpus: Corpus) -> Policy:
     Raises ConfigError for another name, or where the object makes no Policy.
     """
     max_clues, layout = config.search.max_clues, config.executor.layout
-    if name == "raw_question":
-        return RawQuestionPolicy(layout)
-    if name == "scripted":
-        return ScriptedPolicy(max_clues, config.seed, layout)
-    if name == "oracle":
-        return OraclePolicy(corpus, max_clues, layout)
-    if ":" not in name:
-        near = nearest(name, ("raw_question", "scripted", "oracle"))
-        raise ConfigError(
-            f"{name!r} is no policy that works without a model; allowed are raw_question, "
-            "scripted, oracle, or module:object" + (f"; did you mean {near}?" if near else ".")
-        )
-    from rlkit.config import load_object
-
-    policy = load_object(name)(config, corpus)
+    built_in = {
+        "raw_question": lambda config, corpus: RawQuestionPolicy(layout),
+        "scripted": lambda config, corpus: ScriptedPolicy(max_clues, config.seed, layout),
+        "oracle": lambda config, corpus: OraclePolicy(corpus, max_clues, layout),
+    }
+    policy = named_object(name, built_in, "the name of a policy without a model")(config, corpus)
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"{name} made a {type(policy).__name__}, which has no write(state) -> str; see the "
@@ -186,7 +177,7 @@ def _title_keys(title: str) -> tuple[str, str]:
 
 def _key(name: str) -> str:
     """A folded name without the article, which a sentence may have swallowed."""
-    return fold_clue(name).removeprefix("the ")
+    return folded(name).removeprefix("the ")
 
 
 def _stems(text: str) -> set[str]:

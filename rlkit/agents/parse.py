@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlkit.agents.clues import MAX_CLUE_WORDS, MAX_RAW_CHARS, clean_clue, fold_clue, format_clues
-
-__all__ = ["MAX_LINE_WORDS", "ParsedClues", "format_clues", "parse_clues_from_output"]
+from rlkit.agents.clues import MAX_CLUE_WORDS, MAX_RAW_CHARS, clean_clue
+from rlkit.library.tokenize import folded
 
 MAX_LINE_WORDS = 30  # a longer line is prose
 
@@ -87,7 +86,7 @@ def parse_clues_from_output(text: str, max_clues: int = 4, plain_lines: bool = T
     repeated = 0
     for start, end, max_words in candidates:
         clue = clean_clue(text[start:end], max_words) if end - start <= MAX_RAW_CHARS else ""
-        key = fold_clue(clue)
+        key = folded(clue)
         if not key or key in kept or len(kept) >= max_clues:
             dropped += 1
             repeated += key in kept

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlkit.agents.prompt_words import LABELS, RULES
+from rlkit.config import load_object
 from rlkit.errors import ConfigError
 from rlkit.library.tokenize import dominant_language
 from rlkit.rounds.state import State
@@ -163,8 +164,6 @@ def _render(
 def _own_prompt(
     state: State, executor_config: Any, search_config: Any, count_tokens: CountTokens
 ) -> Messages:
-    from rlkit.config import load_object
-
     config = SimpleNamespace(executor=executor_config, search=search_config)
     messages = load_object(executor_config.prompt)(state, config, count_tokens)
     is_chat = isinstance(messages, list) and all(

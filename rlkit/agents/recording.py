@@ -4,34 +4,17 @@ is continued, and a second call adds nothing that is there already."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
-from rlkit.agents.executor import Policy
+from rlkit.agents.team import Recorded, Team
 from rlkit.errors import ConfigError
 from rlkit.files import check_id
 from rlkit.library.corpus import Question
 from rlkit.rounds.reading import DamagedFile, read_recorded
-from rlkit.rounds.state import FAILED, FINISHED, MetaFile, RoundFile
+from rlkit.rounds.state import FAILED, FINISHED, MetaFile
 from rlkit.rounds.writer import META_NAME, RoundWriter, run_folders
-
-
-class Recorded(NamedTuple):
-    """One played question, ready for `RoundWriter.write_run`."""
-
-    meta: MetaFile
-    rounds: list[RoundFile]
-
-
-class Player(Protocol):
-    """What `collect` needs of a `Team`."""
-
-    executor: Policy
-    collector: str
-
-    def play_many(self, questions: Sequence[Question]) -> list[Recorded]: ...
 
 
 @dataclass(slots=True)
@@ -58,7 +41,7 @@ class CollectReport:
 
 
 def collect(
-    team: Player,
+    team: Team,
     questions: Sequence[Question],
     root: str | Path,
     progress: Callable[[CollectReport], None] | None = None,
@@ -71,6 +54,8 @@ def collect(
     (default 8 for a policy with `write_batch`, else 1); `progress` is called after each batch.
     Raises DataError, before anything is played, for a question id that cannot name a folder.
     """
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
     for question in questions:
         check_id(question.question_id, "the question id")
     writer, report = RoundWriter(root), CollectReport(team.collector, len(questions))
@@ -79,8 +64,8 @@ def collect(
     start = time.monotonic()
     if batch_size is None:
         batch_size = 8 if hasattr(team.executor, "write_batch") else 1
-    for batch in _batches(todo, batch_size):
-        for recorded in team.play_many(batch):
+    for first in range(0, len(todo), batch_size):
+        for recorded in team.play_many(todo[first : first + batch_size]):
             writer.write_run(recorded.meta, recorded.rounds)
             _count(recorded, report)
         report.seconds = time.monotonic() - start
@@ -99,13 +84,6 @@ def is_recorded(root: str | Path, question_id: str, collector: str) -> bool:
         if meta.collector == collector and meta.status == FINISHED:
             return True
     return False
-
-
-def _batches(questions: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
-    if size < 1:
-        raise ConfigError(f"batch_size is {size}; it must be at least 1.")
-    for start in range(0, len(questions), size):
-        yield questions[start : start + size]
 
 
 def _count(recorded: Recorded, report: CollectReport) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rlkit.agents.checker import DocumentChecker
 from rlkit.agents.entities import EntityManager, ReadDocument, RuleEntityManager, Tables
 from rlkit.agents.executor import Policy
 from rlkit.agents.parse import parse_clues_from_output
 from rlkit.agents.planner import Plan, Planner, RulePlanner
-from rlkit.agents.recording import CollectReport, Recorded, collect, is_recorded
 from rlkit.errors import RlkitError
 from rlkit.library.corpus import Document, Question
-from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator
+from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator, documents_taken
 from rlkit.rounds.state import (
     FAILED,
     FINISHED,
@@ -22,14 +22,18 @@ from rlkit.rounds.state import (
     MetaFile,
     ResultRow,
     RoundFile,
-    RoundRef,
     State,
     Verdict,
     make_state,
 )
-from rlkit.rounds.writer import round_name
+from rlkit.rounds.writer import refs_of
 
-__all__ = ["CollectReport", "Recorded", "Team", "collect", "is_recorded"]
+
+class Recorded(NamedTuple):
+    """One played question, ready for `RoundWriter.write_run`."""
+
+    meta: MetaFile
+    rounds: list[RoundFile]
 
 
 @dataclass(slots=True)
@@ -80,12 +84,8 @@ class Team:
         A policy with `deep` set writes one clue and is searched deeply enough to read as many.
         """
         deep = getattr(self.executor, "deep", False)
-        ranked = self.orchestrator.search(
-            clues, top_k=len(seen) + self.max_documents if deep else None
-        )
-        new = [document for document in ranked if document.docid not in seen]
-        read = {document.docid for document in new[: self.max_documents]}
-        return [d for d in ranked if d.docid in seen or d.docid in read]
+        top_k = len(seen) + self.max_documents if deep else None
+        return documents_taken(self.orchestrator.search(clues, top_k), seen, self.max_documents)
 
 
 class _Game:
@@ -93,7 +93,7 @@ class _Game:
 
     def __init__(self, team: Team, question: Question) -> None:
         self.team, self.question = team, question
-        self.status, self.refs = FINISHED, []
+        self.failed: str | None = None
         self.state: State | None = None
         tables = team.entities.begin(question.text)
         self.history = [_round_file(0, Plan("", ""), (), tables, (), ())]
@@ -101,22 +101,24 @@ class _Game:
 
     def play_round(self, text: str | RlkitError) -> None:
         """Search, check and file what the Executor wrote, then plan the next round."""
-        plan, before = self.plan, self.history[-1]
+        before = self.history[-1]
         if isinstance(text, RlkitError):
             return self._fail((), text)
         parsed = parse_clues_from_output(text, self.team.max_clues, self.team.plain_lines)
         try:
             ranked = self.team.search(parsed.clues, frozenset(before.seen_docids))
-            documents = [self._document(row.docid) for row in ranked]
+            documents = [self.team.orchestrator.corpus.get(row.docid) for row in ranked]
             verdicts = self.team.checker.check(self.state, documents) if documents else {}
             after = self._round_after(parsed.clues, ranked, documents, verdicts)
         except RlkitError as error:
             return self._fail(parsed.clues, error)
         self.history.append(after)
-        self.refs.append(_ref(after.round, plan, parsed.clues))
         return self._plan_next()
 
     def recorded(self) -> Recorded:
+        rounds = refs_of(self.history)
+        if self.failed:
+            rounds = (*rounds[:-1], rounds[-1].model_copy(update={"failed": self.failed}))
         meta = MetaFile(
             schema=1,
             question_id=self.question.question_id,
@@ -124,9 +126,9 @@ class _Game:
             answer=self.question.answer,
             gold_docids=self.question.gold_docids or None,
             hops=self.question.hops,
-            status=self.status,
+            status=FAILED if self.failed else FINISHED,
             collector=self.team.collector,
-            rounds=tuple(self.refs),
+            rounds=rounds,
         )
         return Recorded(meta, self.history)
 
@@ -157,11 +159,7 @@ class _Game:
         )
         number = before.round + 1
         self.history.append(_round_file(number, self.plan, clues, tables, before.seen_docids, ()))
-        self.refs.append(_ref(number, self.plan, clues, failed=str(error)))
-        self.status, self.state = FAILED, None
-
-    def _document(self, docid: str) -> Document:
-        return self.team.orchestrator.corpus[self.team.orchestrator.corpus.position(docid)]
+        self.failed, self.state = str(error), None
 
     def _round_after(
         self,
@@ -208,15 +206,4 @@ def _round_file(
         context_table=tables.contexts,
         seen_docids=seen,
         results=results,
-    )
-
-
-def _ref(number: int, plan: Plan, clues: tuple[str, ...], failed: str | None = None) -> RoundRef:
-    return RoundRef(
-        round=number,
-        strategy=plan.strategy,
-        subgoal=plan.subgoal,
-        clues=clues,
-        checkpoint=round_name(number),
-        failed=failed,
     )

@@ -3,7 +3,7 @@ and at which rank it was found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from rlkit.errors import ConfigError
@@ -24,6 +24,14 @@ class RankedDocument(NamedTuple):
     rank: int
     score: float
     found_by: tuple[int, ...]
+
+
+def documents_taken(
+    ranking: Sequence[RankedDocument], seen: Collection[str], max_documents: int
+) -> list[RankedDocument]:
+    """The documents seen before and the first `max_documents` new ones, in the ranking's order."""
+    new = [row.docid for row in ranking if row.docid not in seen][:max_documents]
+    return [row for row in ranking if row.docid in seen or row.docid in new]
 
 
 class SearchOrchestrator:

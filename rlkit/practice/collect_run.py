@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlkit.agents.checker import build_checker
 from rlkit.agents.executor import Policy, build_policy
-from rlkit.agents.team import CollectReport, Team, collect
+from rlkit.agents.recording import CollectReport, collect
+from rlkit.agents.team import Team
 from rlkit.errors import DataError
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Library
 from rlkit.library.orchestrator import SearchOrchestrator
-from rlkit.practice.environment import build_checker
 from rlkit.practice.source import chosen_questions, load_library
 
 

@@ -11,14 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlkit.agents.checker import DocumentChecker, GoldChecker
+from rlkit.agents.checker import DocumentChecker, build_checker
 from rlkit.agents.clues import distinct_clues
 from rlkit.agents.parse import ParsedClues, parse_clues_from_output
-from rlkit.errors import ConfigError, DataError, RunError, nearest
+from rlkit.config import RunConfig
+from rlkit.errors import DataError, RunError
 from rlkit.library.bm25 import build_backend
-from rlkit.library.corpus import Corpus, Library
-from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator
+from rlkit.library.corpus import Library
+from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator, documents_taken
 from rlkit.practice.reward import DocumentResult, Reward, RewardCalculator, count_key
+from rlkit.practice.source import load_library
 from rlkit.rounds.state import State, Verdict
 
 _REMEMBERED = 200_000  # verdicts; the oldest are forgotten
@@ -85,9 +87,16 @@ class SearchRoundEnv:
         state = self._state
         if state is None:
             raise RunError("the environment has no state yet; call reset(state) before step.")
-        groups = [distinct_clues(_not_text(clues), self.max_clues) for clues in clue_sets]
+        for clues in clue_sets:
+            if isinstance(clues, str):
+                raise DataError(
+                    f"step got the text {clues[:60]!r}, not clues; give a list of clues, such as "
+                    "parse_clues_from_output(text) returns."
+                )
+        groups = [distinct_clues(clues, self.max_clues) for clues in clue_sets]
         rankings = self.orchestrator.search_many(groups, top_k)
-        taken = [self._taken(state, ranking) for ranking in rankings]
+        seen = frozenset(state.seen_docids)
+        taken = [documents_taken(ranking, seen, self.max_documents) for ranking in rankings]
         verdicts = self._judge(state, [row.docid for ranking in taken for row in ranking])
         results = [
             self._result(state, clues, ranking, verdicts)
@@ -101,17 +110,6 @@ class SearchRoundEnv:
         """Read a completion's clues with this environment's cap and `plain_lines`."""
         return parse_clues_from_output(text, self.max_clues, self.plain_lines)
 
-    def clue_values(self, result: RoundResult) -> list[float]:
-        """What each clue and the later ones added; see `clue_values`."""
-        return clue_values(result, self.calculator.values)
-
-    def _taken(self, state: State, ranking: Sequence[RankedDocument]) -> list[RankedDocument]:
-        """The seen documents and the first `max_documents` new ones."""
-        seen = frozenset(state.seen_docids)
-        new = [row.docid for row in ranking if row.docid not in seen]
-        read = frozenset(new[: self.max_documents])
-        return [row for row in ranking if row.docid in seen or row.docid in read]
-
     def _judge(self, state: State, docids: Sequence[str]) -> Mapping[str, Verdict | None]:
         """Verdicts; a document is judged once per question and subgoal, unless that failed."""
         asked = (f"{state.question_id}\n{state.question}", state.subgoal)
@@ -119,8 +117,7 @@ class SearchRoundEnv:
         unknown = [docid for docid in distinct if (*asked, docid) not in self._verdicts]
         fresh: dict[str, Verdict | None] = {}
         if unknown:
-            corpus = self.orchestrator.corpus
-            documents = [corpus[corpus.position(docid)] for docid in unknown]
+            documents = [self.orchestrator.corpus.get(docid) for docid in unknown]
             fresh = dict(self.checker.check(state, documents))
             for docid in unknown:
                 if fresh.get(docid) is not None:
@@ -141,7 +138,7 @@ class SearchRoundEnv:
         documents = tuple(
             DocumentResult(
                 docid=row.docid,
-                title=_title(self.orchestrator.corpus, row.docid),
+                title=self.orchestrator.corpus.get(row.docid).title,
                 verdict=verdicts.get(row.docid),
                 new=row.docid not in seen,
                 rank=row.rank,
@@ -194,14 +191,8 @@ def create_environment(
     `cache_folder` keeps the search index (None: it is built in memory). Raises ConfigError for an
     unknown checker or one without `check`.
     """
-    if config is None:
-        from rlkit.config import RunConfig
-
-        config = RunConfig.load()
-    if library is None:
-        from rlkit.practice.source import load_library
-
-        library = load_library(config)
+    config = config or RunConfig()
+    library = library or load_library(config)
     search = config.search
     backend = build_backend(library.corpus, search, cache_folder)
     return SearchRoundEnv(
@@ -212,42 +203,6 @@ def create_environment(
         max_documents=search.max_documents,
         plain_lines=config.executor.plain_lines,
     )
-
-
-def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
-    """The checker that `checker.kind` names: gold, or `module:object`, a callable
-    (config, corpus) -> DocumentChecker."""
-    kind = config.checker.kind
-    if kind == "gold":
-        return GoldChecker(corpus)
-    if ":" not in kind:
-        near = nearest(kind, ("gold",))
-        raise ConfigError(
-            f"checker.kind is {kind!r}; allowed are gold, or module:object"
-            + (f"; did you mean {near}?" if near else ".")
-        )
-    from rlkit.config import load_object
-
-    checker = load_object(kind)(config, corpus)
-    if not hasattr(checker, "check"):
-        raise ConfigError(
-            f"checker.kind {kind} made a {type(checker).__name__}, which has no "
-            "check(state, documents); see the protocol rlkit.agents.checker.DocumentChecker."
-        )
-    return checker
-
-
-def _not_text(clues: Iterable[str]) -> Iterable[str]:
-    if isinstance(clues, str):
-        raise DataError(
-            f"step got the text {clues[:60]!r}, not clues; give a list of clues, such as "
-            "parse_clues_from_output(text) returns."
-        )
-    return clues
-
-
-def _title(corpus: Corpus, docid: str) -> str:
-    return corpus[corpus.position(docid)].title
 
 
 def _round_data(state: State, result: RoundResult) -> dict[str, Any]:

@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlkit.agents.clues import fold_clue, format_clues
+from rlkit.agents.clues import format_clues
 from rlkit.agents.prompt import shown_text
-from rlkit.library.tokenize import Tokenizer
+from rlkit.library.tokenize import Tokenizer, folded
 from rlkit.rounds.state import State
-
-MIN_GROUNDED = 0.999  # share of a clue's words that must stand in the state
 
 
 def search_examples(states: Sequence[State], config: Any) -> list[tuple[State, str]]:
@@ -33,20 +31,16 @@ def grounded_clues(state: State) -> list[str]:
     """The recorded clues whose words all stand in what the state shows, the question left out."""
     words = Tokenizer(stop_words=False)
     shown = set(words(shown_text(state)))
-    question = fold_clue(state.question)
-    kept = []
-    for clue in state.recorded_clues:
-        tokens = words(clue)
-        inside = sum(token in shown for token in tokens) / max(len(tokens), 1)
-        if inside >= MIN_GROUNDED and fold_clue(clue) != question:
-            kept.append(clue)
-    return kept
+    return [
+        clue
+        for clue in state.recorded_clues
+        if (inside := words(clue))
+        and shown.issuperset(inside)
+        and folded(clue) != folded(state.question)
+    ]
 
 
 def _found_something(state: State, clues: Sequence[str]) -> bool:
     """Whether one of these clues brought back a document that the state misses."""
-    folded = {fold_clue(clue) for clue in clues}
-    missing = state.missing
-    return any(
-        row.docid in missing and fold_clue(row.clue) in folded for row in state.recorded_results
-    )
+    kept, missing = {folded(clue) for clue in clues}, state.missing
+    return any(row.docid in missing and folded(row.clue) in kept for row in state.recorded_results)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any, Protocol
 from rlkit.agents.clues import count_words
 from rlkit.agents.parse import ParsedClues
 from rlkit.agents.prompt import Messages, build_messages, shown_text
-from rlkit.agents.team import CollectReport
+from rlkit.agents.recording import CollectReport
 from rlkit.errors import DataError
-from rlkit.library.tokenize import Tokenizer
+from rlkit.library.tokenize import WIDE, Tokenizer
 from rlkit.practice.collect_run import collect_run
-from rlkit.practice.environment import RoundResult, SearchRoundEnv, create_environment
+from rlkit.practice.environment import RoundResult, SearchRoundEnv, clue_values, create_environment
 from rlkit.practice.source import chosen_states, load_library, rounds_folder
 from rlkit.practice.splits import PARTS, kept_splits
 from rlkit.rounds.checkpoints import RLCheckpointLoader, ScanReport
@@ -25,8 +24,8 @@ from rlkit.rounds.split import Splits
 from rlkit.rounds.state import State
 
 TOKENS_PER_WORD = 1.4  # until a tokenizer counts; a Chinese character is about one token
-_WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _WORDS = Tokenizer(stem=False, stop_words=True)
+_SHOWN = ("docid", "title", "verdict", "new", "clue")  # of a document, in the rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class SearchTask:
         scan: ScanReport | None = None,
     ) -> None:
         self.splits, self.env, self.config, self.scan = splits, env, config, scan
+        self.damaged: tuple[Any, ...] = ()  # files whose runs were set aside: path, line, reason
         self.count_tokens = count_tokens or estimate_tokens
         self.left_out = {
             part: sum(not state.missing for state in splits.part(part)) for part in PARTS
@@ -92,7 +92,7 @@ class SearchTask:
         parsed = [self.env.parse_clues_from_output(text) for text in completions]
         self.env.reset(state)
         results = self.env.step_group([clues.clues for clues in parsed], top_k)
-        shown = frozenset(_WORDS(shown_text(state)))
+        shown = shown_words(state)
         return [
             Score(result.reward.total, self._components(clues, result, shown))
             for clues, result in zip(parsed, results, strict=True)
@@ -120,9 +120,7 @@ class SearchTask:
             "clues": list(result.clues),
             "parsed_how": parsed.how,
             "documents": [
-                {"docid": d.docid, "title": d.title, "verdict": d.verdict, "new": d.new}
-                | {"clue": d.clue}
-                for d in result.documents
+                {name: getattr(document, name) for name in _SHOWN} for document in result.documents
             ],
             "n_clues": len(result.clues),
             "distinct_clue_ratio": len(parsed.clues) / written if written else None,
@@ -135,7 +133,7 @@ class SearchTask:
             "reward_without_seen": result.reward.without_seen,
             **result.reward.counts,
             "clue_spans": [list(span) for span in parsed.spans],
-            "clue_values": self.env.clue_values(result),
+            "clue_values": clue_values(result, self.env.calculator.values),
         }
 
 
@@ -165,6 +163,7 @@ def build_search_task(
     samples = chosen_states(loader.extract_training_samples(), data.max_questions)
     _check_corpus(samples, env)
     task = SearchTask(kept_splits(run.folder, samples, config), env, config, scan=scan)
+    task.damaged = tuple(loader.damaged)
     if not task.states("train"):
         raise DataError(
             f"{folder}: none of the {task.left_out['train']} training states misses a known "
@@ -185,16 +184,18 @@ def _check_corpus(samples: Sequence[State], env: SearchRoundEnv) -> None:
         )
 
 
-def grounded_ratio(clues: Sequence[str], shown: frozenset[str] | State) -> float | None:
-    """The share of the clues' words (stop words apart) that stand in what the state shows, which
-    is given as a State or as its set of words; None where the clues have no words."""
-    if isinstance(shown, State):
-        shown = frozenset(_WORDS(shown_text(shown)))
+def shown_words(state: State) -> frozenset[str]:
+    """The words, stop words apart, of all that the state shows."""
+    return frozenset(_WORDS(shown_text(state)))
+
+
+def grounded_ratio(clues: Sequence[str], shown: frozenset[str]) -> float | None:
+    """The share of the clues' words that are `shown_words`; None where the clues have none."""
     words = [word for clue in clues for word in _WORDS(clue)]
     return sum(word in shown for word in words) / len(words) if words else None
 
 
 def estimate_tokens(text: str) -> int:
     """About how many tokens a text has, without a tokenizer."""
-    wide = len(_WIDE.findall(text))
+    wide = len(WIDE.findall(text))
     return math.ceil(TOKENS_PER_WORD * (count_words(text) - (wide + 1) // 2) + wide)

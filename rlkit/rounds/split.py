@@ -4,13 +4,13 @@ text stands on two sides; hard questions first into evaluation, at random, or by
 from __future__ import annotations
 
 import random
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from rlkit.errors import ConfigError, DataError
+from rlkit.library.tokenize import folded
 from rlkit.rounds.state import State
 
 
@@ -41,7 +41,7 @@ class Splits:
 
 @dataclass(slots=True)
 class _Unit:
-    """All states whose questions have the same normalised text; never torn apart."""
+    """All states whose questions have the same folded text; never torn apart."""
 
     key: str
     states: list[State]
@@ -55,11 +55,6 @@ class _Unit:
         """Mean recorded discovery; questions that had nothing left to find count as easy."""
         rates = [rate for s in self.states if (rate := s.recorded_discovery) is not None]
         return sum(rates) / len(rates) if rates else 1.0
-
-
-def normal_question(text: str) -> str:
-    """A question's text with width, case and blanks folded: what must not leak across."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def split_states(
@@ -152,7 +147,7 @@ def _check(train_ratio: float, dev_ratio: float, how: str) -> None:
 def _units(states: Sequence[State]) -> list[_Unit]:
     groups: dict[str, list[State]] = defaultdict(list)
     for state in states:
-        groups[normal_question(state.question)].append(state)
+        groups[folded(state.question)].append(state)
     return [
         _Unit(key, sorted(groups[key], key=lambda state: (state.question_id, state.state_id)))
         for key in sorted(groups)

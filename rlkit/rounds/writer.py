@@ -62,7 +62,7 @@ class RoundWriter:
 
 
 def refs_of(rounds: Sequence[RoundFile]) -> tuple[RoundRef, ...]:
-    """The list for `meta.json` of rounds that all went well; round 0 is not listed."""
+    """The list for `meta.json` of rounds, as if all went well; round 0 is not listed."""
     return tuple(
         RoundRef(
             round=file.round,

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from rlkit.agents.clues import clean_clue, count_words, distinct_clues
-from rlkit.agents.parse import format_clues, parse_clues_from_output
+from rlkit.agents.clues import clean_clue, count_words, distinct_clues, format_clues
+from rlkit.agents.parse import parse_clues_from_output
 from rlkit.errors import ConfigError
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rlkit.agents.checker import GoldChecker
-from rlkit.agents.team import Team, collect
+from rlkit.agents.recording import collect
+from rlkit.agents.team import Team
 from rlkit.errors import ConfigError, DataError, ModelError
 from rlkit.library.bm25 import BM25sBackend
 from rlkit.library.corpus import Corpus, Document, Question

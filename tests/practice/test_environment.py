@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from rlkit.agents.checker import build_checker
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, DataError, RunError
 from rlkit.library.corpus import Corpus, Document, Library
 from rlkit.practice.environment import (
     RoundResult,
     SearchRoundEnv,
-    build_checker,
     clue_values,
     create_environment,
 )
@@ -123,9 +123,9 @@ def test_what_clues_added_on_an_action_of_three() -> None:
     )
     result = env.step(["one", "two", "three"])
     assert result.reward.total == 5.4
-    assert env.clue_values(result) == [5.4, 2.9, 0.3]
+    assert clue_values(result, VALUES) == [5.4, 2.9, 0.3]
     # the same clues in another order: `three` brings a along, so `one` adds nothing after it
-    assert env.clue_values(env.step(["three", "one", "two"])) == [5.4, 2.6, 2.6]
+    assert clue_values(env.step(["three", "one", "two"]), VALUES) == [5.4, 2.6, 2.6]
     assert clue_values(env.step([]), VALUES) == []
     assert clue_values(env.step(["nothing", "one"]), VALUES) == [2.5, 2.5]
 

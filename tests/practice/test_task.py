@@ -13,7 +13,13 @@ from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, DataError
 from rlkit.practice.collect_run import collect_run
 from rlkit.practice.source import chosen_ids, load_library
-from rlkit.practice.task import SearchTask, build_search_task, estimate_tokens, grounded_ratio
+from rlkit.practice.task import (
+    SearchTask,
+    build_search_task,
+    estimate_tokens,
+    grounded_ratio,
+    shown_words,
+)
 from rlkit.rounds.split import Splits
 from rlkit.run import Run
 from tests.practice.toys import STATE, make_env
@@ -81,9 +87,10 @@ def test_the_score_of_an_action_does_not_depend_on_its_group() -> None:
 
 
 def test_grounded_means_that_the_words_stand_in_the_state() -> None:
-    assert grounded_ratio(["Which of the Titles"], STATE) == 0.5  # which yes, titles no
-    assert grounded_ratio(["find the title"], STATE) == 1.0
-    assert grounded_ratio(["the"], STATE) is None
+    shown = shown_words(STATE)
+    assert grounded_ratio(["Which of the Titles"], shown) == 0.5  # which yes, titles no
+    assert grounded_ratio(["find the title"], shown) == 1.0
+    assert grounded_ratio(["the"], shown) is None
 
 
 def test_tokens_are_estimated_from_words_and_wide_characters() -> None:

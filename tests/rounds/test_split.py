@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from rlkit.errors import ConfigError, DataError
-from rlkit.rounds.split import CHOICES, normal_question, split_states
+from rlkit.library.tokenize import folded
+from rlkit.rounds.split import CHOICES, split_states
 from tests.rounds.recorded import a_state
 
 
@@ -67,7 +68,7 @@ def test_one_question_text_never_stands_on_two_sides():
     for seed in range(5):
         splits = split_states(states, 0.7, 0.2, "random", seed)
         texts = [
-            {normal_question(state.question) for state in part}
+            {folded(state.question) for state in part}
             for part in (splits.train, splits.dev, splits.eval)
         ]
         assert sum(map(len, texts)) == len(set.union(*texts)) == 10
