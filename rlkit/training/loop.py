@@ -50,6 +50,10 @@ def train_run(
 def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
     """Stage 1: documents, recorded rounds, and the states of each split."""
     task = build_search_task(config, run)
+    for damaged in task.damaged[:5]:
+        log(f"set aside: {damaged}")
+    if len(task.damaged) > 5:
+        log(f"set aside: {len(task.damaged) - 5} more runs with damaged files")
     sizes = ", ".join(f"{len(task.states(name))} {name}" for name in ("train", "dev", "eval"))
     log(f"data: {sizes} states")
     return task
