@@ -1,0 +1,72 @@
+"""The examples of docs/extending.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlkit.config import RunConfig
+from rlkit.practice.task import build_search_task
+from rlkit.run import Run
+
+BLOCK = re.compile(r"```python\n# (\w+)\.py\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture
+def task_with(root, tmp_path, monkeypatch):
+    text = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    modules = dict(BLOCK.findall(text))
+    assert set(modules) == {"my_prompt", "my_checker", "my_backend", "my_policy"}
+    for name, code in modules.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def build(*overrides):
+        config = RunConfig.load(
+            root / "params" / "debug.yaml", [f"output_root={tmp_path / 'outputs'}", *overrides]
+        )
+        return build_search_task(config, Run.open(config))
+
+    return build
+
+
+def test_a_prompt_of_one_s_own_is_what_the_model_reads(task_with):
+    task = task_with("executor.prompt=my_prompt:short")
+    state = task.states("train")[0]
+    system, user = task.prompt(state)
+    assert system["content"] == "Write up to 3 search clues, each in <clue> tags."
+    assert user["content"].endswith(f"Question: {state.question}")
+
+
+def test_a_checker_of_one_s_own_gives_the_verdicts(task_with):
+    task = task_with("checker.kind=my_checker:AnswerChecker")
+    state = task.states("train")[0]
+    (score,) = task.score(state, [f"<clue>{state.question}</clue>"])
+    word = max(state.question.rstrip("?").split(), key=len)
+    corpus = task.env.orchestrator.corpus
+    for document in score.components["documents"]:
+        expected = "IMPORTANT" if word in corpus.get(document["docid"]).text else "DISCARD"
+        assert document["verdict"] == expected
+
+
+def test_a_backend_of_one_s_own_finds_the_documents(task_with):
+    task = task_with("search.backend=my_backend:TitleBackend")
+    state = task.states("train")[0]
+    title = task.env.orchestrator.corpus.get(state.gold_docids[0]).title
+    (score,) = task.score(state, [f"<clue>{title}</clue>"])
+    assert state.gold_docids[0] in [d["docid"] for d in score.components["documents"]]
+
+
+def test_a_policy_of_one_s_own_is_compared_with_the_others(task_with, root, tmp_path):
+    from rlkit.results.compare import evaluate_run
+
+    config = RunConfig.load(
+        root / "params" / "debug.yaml",
+        [
+            f"output_root={tmp_path / 'outputs'}",
+            'evaluation.policies=[raw_question, "my_policy:SubgoalPolicy", oracle]',
+        ],
+    )
+    evaluation = evaluate_run(config, baseline=True, log=lambda _: None)
+    assert evaluation.policies == ["raw_question", "my_policy:SubgoalPolicy", "oracle"]
