@@ -8,7 +8,7 @@
 | entropy | of the policy at the sampled tokens, nats per token |
 | loss | of the step; near 0 on-policy, since advantages sum to 0: that is normal |
 | completions/mean_length, completions/clipped_ratio | tokens an action; share cut at the limit |
-| clip_ratio/low_mean, clip_ratio/high_mean | share of tokens whose ratio was clipped |
+| clip_ratio/low_mean, clip_ratio/high_mean | share of tokens clipped, in later passes |
 | sampling_logp_difference | mean absolute difference between decoding and policy pass, nats |
 | time/... | share of the step's time in sampling, environment, training |
 """
@@ -47,7 +47,6 @@ def step_metrics(
     lengths = [int(row.sum()) for group in groups for row in group.sampled.mask]
     total = {key: sum(s.get(key, 0.0) for s in stats) for key in {k for s in stats for k in s}}
     tokens = max(total.get("real_tokens", 0.0), 1.0)
-    counted = max(total.get("tokens", 0.0), 1.0)
     metrics: dict[str, Any] = {
         "reward": mean([score.reward for score in scores]),
         "reward_std": mean([_spread(group.rewards) for group in groups]),
@@ -55,17 +54,17 @@ def step_metrics(
         "kl": total["kl"] / tokens if "kl" in total else None,
         "entropy": total.get("entropy", 0.0) / tokens,
         "loss": total.get("total", 0.0) / max(total.get("denominator", 0.0), 1.0),
-        "grad_norm": update.get("grad_norm"),
-        "learning_rate": update.get("learning_rate"),
+        "grad_norm": None,
+        "learning_rate": None,
         "completions/mean_length": mean(lengths),
         "completions/clipped_ratio": mean(
             [float(not ended) for group in groups for ended in group.sampled.ended.tolist()]
         ),
-        "clip_ratio/low_mean": total.get("clipped_low", 0.0) / counted,
-        "clip_ratio/high_mean": total.get("clipped_high", 0.0) / counted,
+        **clip_ratios(stats),
         "sampling_logp_difference": total.get("sampling_difference", 0.0) / tokens,
         "unjudged_share": mean([float(score.reward is None) for score in scores]),
     }
+    metrics |= update
     for component, name in COMPONENT_METRICS.items():
         values = [score.components.get(component) for score in scores]
         if any(component in score.components for score in scores):
@@ -74,6 +73,15 @@ def step_metrics(
     metrics |= {f"time/{part}": spent / seconds for part, spent in clock.items() if seconds}
     metrics["step_time"] = seconds
     return metrics
+
+
+def clip_ratios(stats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The share of counted tokens, over some passes, that clipping held back."""
+    tokens = max(sum(s["tokens"] for s in stats), 1.0)
+    return {
+        f"clip_ratio/{side}_mean": sum(s[f"clipped_{side}"] for s in stats) / tokens
+        for side in ("low", "high")
+    }
 
 
 def _spread(rewards: Sequence[float | None]) -> float:

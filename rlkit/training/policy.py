@@ -8,6 +8,7 @@ through bitsandbytes where that works, else without it.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -291,6 +292,20 @@ def assert_gradients(model: nn.Module) -> None:
             )
         if not torch.isfinite(parameter.grad).all():
             raise ModelError(f"after the first backward pass the gradient of {name} is not finite.")
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> float:
+    """Clip the trainable parameters' gradients to a norm; returns the norm that they had.
+
+    Raises ModelError where it is not finite: a step with it would leave an adapter of NaN.
+    """
+    norm = float(nn.utils.clip_grad_norm_(trainable(model).values(), max_norm))
+    if not math.isfinite(norm):
+        raise ModelError(
+            f"the norm of the gradient is {norm}, so the optimiser does not move; lower the "
+            "learning rate, or set model.dtype to float32."
+        )
+    return norm
 
 
 class ModelPolicy:

@@ -20,7 +20,13 @@ from torch import nn
 from rlkit.errors import DataError
 from rlkit.files import new_folder, write_json
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.policy import assert_gradients, encode_prompt, save_lora_checkpoint, trainable
+from rlkit.training.policy import (
+    assert_gradients,
+    clip_gradients,
+    encode_prompt,
+    save_lora_checkpoint,
+    trainable,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def train_sft(
         rate = settings.learning_rate * min(1.0, (number + 1) / max(settings.warmup_steps, 1))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        torch.nn.utils.clip_grad_norm_(parameters.values(), settings.max_grad_norm)
+        clip_gradients(model, settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         rows.append(

@@ -32,10 +32,11 @@ from rlkit.training.checkpointing import (
 from rlkit.training.credit import clue_advantages, clue_of_tokens
 from rlkit.training.grpo import group_advantages, group_loss, k3
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.metrics import step_metrics
+from rlkit.training.metrics import clip_ratios, step_metrics
 from rlkit.training.policy import (
     as_reference,
     assert_gradients,
+    clip_gradients,
     decode,
     encode_prompt,
     end_ids,
@@ -89,6 +90,7 @@ class GRPOTrainer:
         )
         self.ends = end_ids(model, tokenizer)
         self.progress = Progress()
+        self._untrained = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
         self._checked = False
         self.device = next(model.parameters()).device
@@ -185,7 +187,8 @@ class GRPOTrainer:
         for k, (ids, score) in enumerate(zip(group.sampled.rows(), group.scores, strict=True)):
             pieces = token_texts(self.tokenizer, ids)
             owners[k, : len(ids)] = clue_of_tokens(pieces, score.components.get("clue_spans") or [])
-            values.append(score.components.get("clue_values") or [])
+            known = score.reward is not None  # else it is no company for the others' clues
+            values.append(score.components.get("clue_values") or [] if known else [])
         return clue_advantages(advantages, values, owners)
 
     def _pass(self, group: Group, first: bool) -> dict[str, float]:
@@ -237,31 +240,32 @@ class GRPOTrainer:
     # -- the optimiser ----------------------------------------------------------------------
 
     def _update(self) -> dict[str, float]:
-        """Move the optimiser; with num_iterations > 1, pass over the window's groups again."""
-        update = self._move()
+        """Move the optimiser; with num_iterations > 1, pass over the window's groups again, and
+        say what was clipped there (at the first pass the ratio is 1)."""
+        update, again = self._move(), []
         for _ in range(self.settings.num_iterations - 1):
-            for group in self.window:
-                self._pass(group, first=False)
+            again += [self._pass(group, first=False) for group in self.window]
             update = self._move()
         self.window = []
-        return update
+        return update | (clip_ratios(again) if again else {})
 
     def _move(self) -> dict[str, float]:
-        """Divide the summed gradients by their denominators, clip, and step."""
-        rate = learning_rate(self.settings, self.progress.moves, self.planned_moves)
-        divisor = max(self.progress.denominator, 1.0)
-        for parameter in self.parameters.values():
-            if parameter.grad is None:  # nothing contributed: a zero gradient, not a missing one
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.div_(divisor)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = rate
-        self.optimizer.step()
+        """Divide the summed gradients by their denominators, clip, and step. Where no action
+        counted, nothing moves, AdamW's momentum included."""
+        rate, norm = learning_rate(self.settings, self.progress.moves, self.planned_moves), 0.0
+        if self.progress.denominator:
+            for parameter in self.parameters.values():
+                if parameter.grad is None:  # flat groups alone: a zero gradient, not a missing one
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.div_(self.progress.denominator)
+            norm = clip_gradients(self.model, self.settings.max_grad_norm)
+            for settings in self.optimizer.param_groups:
+                settings["lr"] = rate
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.moves += 1
         self.progress.denominator = 0.0
-        return {"grad_norm": float(norm), "learning_rate": rate}
+        return {"grad_norm": norm, "learning_rate": rate}
 
     @property
     def total_steps(self) -> int:
@@ -355,10 +359,12 @@ class GRPOTrainer:
     def load_checkpoint(self) -> int:
         """Go on from the newest whole checkpoint of the run's folder; returns its step (0: none).
 
-        What was written after it (metrics, rollouts) is cut off, so that nothing is there twice.
+        What was written after it (metrics, rollouts) is cut off, so that nothing is there twice;
+        what this trainer did after it, in a kernel that was interrupted, is forgotten.
         """
         found = newest_checkpoint(self.run.checkpoints_folder, self.log)
         if found is None:
+            self._forget()
             self.run.cut_metrics(-1)
             return 0
         load_lora_checkpoint(self.model, found.folder)
@@ -379,6 +385,17 @@ class GRPOTrainer:
             self.log(f"not bitwise: the run goes on with another {', '.join(changed)}")
         self.run.cut_metrics(self.progress.step)
         return self.progress.step
+
+    @torch.no_grad()
+    def _forget(self) -> None:
+        """Be as new: an interrupt before the first checkpoint leaves half a step behind."""
+        if self.progress == Progress():
+            return
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self._untrained[name])
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress, self.window = Progress(), []
 
     def lineage(self) -> dict[str, Any]:
         """What the run's lineage.json says of data and arithmetic."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlkit.errors import DataError
+from rlkit.errors import DataError, ModelError
 from rlkit.training.policy import trainable
 from rlkit.training.sft import Example, _batches, encode_examples, save_warm_start, train_sft
 from tests.training.conftest import tiny_base, with_lora
@@ -65,6 +65,20 @@ def test_every_epoch_holds_every_chosen_sample_once():
 def test_nothing_to_learn_from_is_said():
     with pytest.raises(DataError, match="nothing to warm up on"):
         train_sft(with_lora(tiny_base()), [], SETTINGS, seed=1)
+
+
+def test_an_adapter_of_nan_is_never_made():
+    model = with_lora(tiny_base())
+    examples = [Example([5, 6, 7], [8, 9, 2])] * 4
+    calls = []
+
+    def spoil(row):
+        calls.append(row)
+        next(iter(trainable(model).values())).data[0, 0] = float("nan")
+
+    with pytest.raises(ModelError, match="norm of the gradient"):
+        train_sft(model, examples, SETTINGS, seed=1, progress=spoil)
+    assert len(calls) == 1
 
 
 def test_a_warm_start_is_kept_whole_and_never_overwritten(tmp_path):

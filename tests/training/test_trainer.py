@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.errors import ModelError
+from rlkit.practice.task import Score
 from rlkit.training.loop import train
 from rlkit.training.policy import load_lora_checkpoint, trainable
 from rlkit.training.trainer import learning_rate, state_order
@@ -135,6 +137,51 @@ def test_a_batch_without_any_valid_reward_moves_nothing(tmp_path):
     assert all(torch.equal(p, before[n]) for n, p in trainer.parameters.items())
 
 
+def test_momentum_does_not_move_the_adapter_where_no_action_counts(tmp_path):
+    task = LetterTask()
+    trainer = tiny_trainer(tiny_config(tmp_path), task, with_lora(tiny_base()), run=False)
+    states = task.states("train")
+    for _ in range(2):
+        trainer.training_step(states[:1])
+    before = weights(trainer)
+    task._reward = lambda k, text: None
+    for _ in range(2):
+        metrics = trainer.training_step(states[:1])
+    assert metrics["grad_norm"] == 0.0 and trainer.progress.moves == 2
+    assert all(torch.equal(p, before[n]) for n, p in trainer.parameters.items())
+
+
+def test_a_gradient_that_is_not_finite_is_said_and_moves_nothing(tmp_path):
+    trainer = tiny_trainer(tiny_config(tmp_path), run=False)
+    trainer.training_step(trainer.task.states("train")[:1])
+    before = weights(trainer)
+    next(iter(trainer.parameters.values())).grad[0, 0] = float("inf")
+    with pytest.raises(ModelError, match="norm of the gradient"):
+        trainer.training_step(trainer.task.states("train")[1:2])
+    assert all(torch.equal(p, before[n]) for n, p in trainer.parameters.items())
+
+
+def test_clip_ratios_are_those_of_the_later_passes(tmp_path):
+    config = tiny_config(tmp_path, num_iterations=3, clip_epsilon=1e-6, group_size=8)
+    trainer = tiny_trainer(config, model=with_lora(tiny_base()), run=False)
+    steps = [trainer.training_step(trainer.task.states("train")[i : i + 1]) for i in range(2)]
+    clipped = [s["clip_ratio/low_mean"] + s["clip_ratio/high_mean"] for s in steps]
+    assert clipped[0] == 0.0 and 0.0 < clipped[1] <= 1.0
+
+
+def test_the_clues_of_an_unscorable_action_are_no_company_for_the_others(tmp_path):
+    trainer = tiny_trainer(tiny_config(tmp_path, credit="clue"), run=False)
+    clock = {"sampling": 0.0, "environment": 0.0}
+    group = trainer._sample_group(trainer.task.states("train")[0], clock)
+    worth = [(1.0, [1.0]), (3.0, [3.0]), (None, [0.0]), (None, [0.0])]
+    group.scores = [
+        Score(reward, {"clue_spans": [[0, 1000]], "clue_values": values})
+        for reward, values in worth
+    ]
+    trainer._set_advantages([group])
+    np.testing.assert_allclose(group.advantages[:, 0], [-1, 1, 0, 0], atol=1e-7)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_actions_cut_at_the_limit_are_counted_and_can_be_left_out(tmp_path, masked):
     config = tiny_config(tmp_path, max_new_tokens=2, mask_truncated=masked, group_size=8)
@@ -188,6 +235,31 @@ def test_a_resumed_run_is_the_run_that_was_never_interrupted(tmp_path, stop, ite
     assert stable(whole.run.read_metrics()) == stable(resumed.run.read_metrics())
     rollouts = [t.run.read_rollouts().to_json() for t in ends]
     assert rollouts[0] == rollouts[1]
+
+
+@pytest.mark.parametrize("checkpoint", [None, 1])
+def test_an_interrupted_kernel_goes_on_as_a_new_one_would(tmp_path, checkpoint):
+    """The same trainer object, interrupted after step 3 where its last checkpoint (if any) is
+    older than the optimiser's first move."""
+    changes = "training.num_epochs=1", "training.steps_per_epoch=4", "training.save_every_n_steps=9"
+    whole, stopped = (
+        tiny_trainer(tiny_config(tmp_path / name).with_overrides(*changes)) for name in "ab"
+    )
+
+    def progress(metrics):
+        if metrics["step"] == checkpoint:
+            stopped.save_checkpoint()
+        if metrics["step"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped, progress=progress)
+    assert stopped.run.checkpoints_folder.exists() == bool(checkpoint)
+    for trainer in (whole, stopped):
+        assert train(trainer) == "finished"
+    assert whole.progress == stopped.progress
+    assert all(torch.equal(p, stopped.parameters[n]) for n, p in whole.parameters.items())
+    assert stable(whole.run.read_metrics()) == stable(stopped.run.read_metrics())
 
 
 def _train_and_be_killed(trainer, last_step):
