@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlkit.files import new_folder
 from rlkit.practice.examples import search_examples
 from rlkit.practice.source import sample_of
@@ -23,7 +21,7 @@ from rlkit.practice.task import build_search_task
 from rlkit.run import Run
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor
-from rlkit.training.policy import check_adapter, load_model_with_lora, token_counter
+from rlkit.training.policy import load_model_with_lora, token_counter
 from rlkit.training.sft import encode_examples, save_warm_start, train_sft
 from rlkit.training.trainer import GRPOTrainer, state_order
 
@@ -65,9 +63,12 @@ def prepare_model(config: Any, run: Run, task: Any, log: Log = print) -> tuple[A
     adapter = config.model.init_adapter
     if adapter == "auto":
         adapter = warm_start(config, run, task, log=log)
-    if adapter is not None:
-        adapter = _keep_reference(Path(adapter), run)
+    kept = run.folder / "reference_adapter"
+    if adapter is not None and kept.exists():
+        adapter = kept
     model, tokenizer = load_model(config, adapter, log)
+    if adapter is not None and adapter != kept:  # now that it is known to fit
+        _keep_reference(Path(adapter), kept)
     task.count_tokens = token_counter(tokenizer)
     return model, tokenizer
 
@@ -258,16 +259,11 @@ def interrupt_flag(log: Log) -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _keep_reference(adapter: Path, run: Run) -> Path:
+def _keep_reference(adapter: Path, kept: Path) -> None:
     """Copy the adapter that training starts from into the run, so that the run stands alone."""
-    kept = run.folder / "reference_adapter"
-    if not kept.exists():
-        if not (adapter / "adapter_config.json").is_file():
-            check_adapter(adapter, torch.nn.Module(), "")  # raises: says what is missing
-        with new_folder(kept) as temporary:
-            for name in ("adapter_config.json", "adapter_model.safetensors"):
-                shutil.copyfile(adapter / name, temporary / name)
-    return kept
+    with new_folder(kept) as temporary:
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copyfile(adapter / name, temporary / name)
 
 
 def _said(log: Log) -> Callable[[dict[str, Any]], None]:
