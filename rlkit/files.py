@@ -4,6 +4,7 @@ renamed, so that a reader, or a run that was killed, never meets half a file."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -136,6 +137,30 @@ def read_jsonl(
                     "every line must look like {...}."
                 )
             yield number, row
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: NumPy scalars as Python's, paths as text, NaN and infinity as null."""
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    pairs: dict[str, Any] = {}
+    for name, inner in values.items():
+        if isinstance(inner, dict) and inner:
+            pairs |= flat(inner, f"{above}{name}.")
+        else:
+            pairs[f"{above}{name}"] = inner
+    return pairs
 
 
 def check_id(identifier: str, what: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,16 @@ import pandas as pd
 
 from rlkit.config import RunConfig
 from rlkit.errors import RunError, nearest
-from rlkit.files import append_line, read_json, read_jsonl, write_bytes, write_json, write_text
+from rlkit.files import (
+    append_line,
+    flat,
+    plain,
+    read_json,
+    read_jsonl,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from rlkit.lineage import environment_record
 from rlkit.section import shown
 
@@ -160,7 +168,7 @@ class Run:
         """Add one line to `metrics.jsonl`; NaN and infinity become null."""
         if not self._metrics_mended:
             self._cut_half_line()
-        append_line(self.metrics_path, json.dumps(_plain(metrics), ensure_ascii=False))
+        append_line(self.metrics_path, json.dumps(plain(metrics), ensure_ascii=False))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`; half a last line (the run was killed) is passed over."""
@@ -218,7 +226,7 @@ class Run:
         if state not in STATES:
             raise ValueError(f"state {state!r}; allowed are {', '.join(STATES)}")
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        write_json(self.status_path, {"state": state, **_plain(details), "updated": now})
+        write_json(self.status_path, {"state": state, **plain(details), "updated": now})
 
     def status(self) -> dict[str, Any]:
         """What `status.json` says; `interrupted` where a running run's process is gone, `new`
@@ -235,7 +243,7 @@ class Run:
         kept under `earlier`. `extra` brings what only the caller knows: device, data
         fingerprint."""
         record = {"schema": 1, "run_name": self.config.run_name, "seed": self.config.seed}
-        record |= environment_record() | _plain(extra or {})
+        record |= environment_record() | plain(extra or {})
         if self.lineage_path.exists():
             before = read_json(self.lineage_path)
             record["earlier"] = [*before.pop("earlier", []), before]
@@ -277,9 +285,7 @@ def list_runs(output_root: str | Path = "outputs") -> list[dict[str, Any]]:
     """One row a run, newest first: run_name, state, step, updated, evaluated, report."""
     rows = []
     for config_path in Path(output_root).glob("*/config.yaml"):
-        run = Run(
-            RunConfig(), config_path.parent
-        )  # its own parameters are not needed, or not sound
+        run = Run(RunConfig(), config_path.parent)  # its own parameters may not be sound
         status = run.status()
         rows.append(
             {
@@ -296,7 +302,7 @@ def list_runs(output_root: str | Path = "outputs") -> list[dict[str, Any]]:
 
 def differences(saved: RunConfig, given: RunConfig) -> list[tuple[str, Any, Any]]:
     """(key, saved value, given value) of every key that may not change between two openings."""
-    before, after = _flat(saved.as_dict()), _flat(given.as_dict())
+    before, after = flat(saved.as_dict()), flat(given.as_dict())
     return [
         (name, before[name], after[name])
         for name in after
@@ -308,30 +314,8 @@ def _may_change(name: str) -> bool:
     return any(name == free or (free[-1] == "." and name.startswith(free)) for free in MAY_CHANGE)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        )
-    return flat
-
-
 def _no_run(name: str, output_root: str | Path) -> str:
     names = [path.parent.name for path in Path(output_root).glob("*/config.yaml")]
     near = nearest(name, names)
     hint = f"did you mean {near}?" if near else "`python -m rlkit runs` lists those that are there."
     return f"there is no run {name!r} under {output_root}; {hint}"
-
-
-def _plain(value: Any) -> Any:
-    """NumPy scalars as Python's, paths as text, numbers that JSON lacks as null."""
-    if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,7 +18,7 @@ from rlkit.config import load_object
 from rlkit.errors import ConfigError
 from rlkit.library.tokenize import dominant_language
 from rlkit.rounds.state import State
-from rlkit.rounds.tables import one_line, render_tables
+from rlkit.rounds.tables import fitted, one_line, render_tables
 
 Messages = list[dict[str, str]]
 CountTokens = Callable[[str], int]
@@ -105,16 +105,8 @@ class _Found:
 def _found(state: State, labels: Mapping[str, str], count_tokens: CountTokens, budget: int) -> str:
     """The documents found, important ones first, oldest first, within the budget."""
     documents = _documents(state)
-    whole = _render(documents, (), labels)
-    if count_tokens(whole) <= budget:
-        return whole
     cuts = _cuts(documents)
-    fits = bisect_left(
-        range(len(cuts)),
-        True,
-        key=lambda n: count_tokens(_render(documents, cuts[:n], labels)) <= budget,
-    )
-    return _render(documents, cuts[:fits], labels)
+    return fitted(lambda cuts: _render(documents, cuts, labels), cuts, count_tokens, budget)[0]
 
 
 def _documents(state: State) -> list[_Found]:

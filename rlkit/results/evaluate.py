@@ -12,7 +12,7 @@ discovery rate leaves out states with nothing missing, and counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ import pandas as pd
 
 from rlkit.errors import DataError
 from rlkit.files import read_json, write_json
+from rlkit.practice.reward import COUNT_KEYS
 from rlkit.results.statistics import Interval, PairedInterval, mean_interval, paired_interval
 
 SCHEMA = 1
@@ -34,9 +35,7 @@ NAMES = {
     "tuned": "tuned Executor",
     "oracle": "oracle",
 }
-REWARD_PARTS = (
-    "important_new", "important_seen", "local_new", "local_seen", "discard_new", "discard_seen",
-)  # fmt: skip
+REWARD_PARTS = COUNT_KEYS
 
 
 class Metric(NamedTuple):
@@ -121,23 +120,16 @@ class Evaluation:
 
     def summary(self) -> pd.DataFrame:
         """One row a (policy, metric): mean, low, high, n_questions, n_states, unjudged_actions."""
-        return pd.DataFrame(
-            self._summary_row(policy, metric) for policy in self.policies for metric in METRICS
-        )
-
-    def _summary_row(self, policy: str, metric: str) -> dict[str, Any]:
-        interval = self.interval(policy, metric)
-        rows = self.frame[self.frame["policy"] == policy]
-        return {
-            "policy": policy,
-            "metric": metric,
-            "mean": interval.mean,
-            "low": interval.low,
-            "high": interval.high,
-            "n_questions": interval.n,
-            "n_states": len(self.judged_rows(policy, metric)),
-            "unjudged_actions": int(rows["reward"].isna().sum()),
-        }
+        rows = []
+        for policy in self.policies:
+            unjudged = int(self.frame.loc[self.frame["policy"] == policy, "reward"].isna().sum())
+            for metric in METRICS:
+                n, mean, low, high = self.interval(policy, metric)
+                row = {"policy": policy, "metric": metric, "mean": mean, "low": low, "high": high}
+                n_states = len(self.judged_rows(policy, metric))
+                counts = {"n_questions": n, "n_states": n_states, "unjudged_actions": unjudged}
+                rows.append(row | counts)
+        return pd.DataFrame(rows)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Whom to compare with whom: tuned with each baseline, warm start with the untouched."""
@@ -193,7 +185,8 @@ def evaluate_policies(
     rows = []
     total = len(policies) * len(states)
     for name, policy in policies.items():
-        for batch in _batches(states, batch_size):
+        for start in range(0, len(states), batch_size):
+            batch = states[start : start + batch_size]
             for state, text in zip(batch, _write(policy, batch), strict=True):
                 score = _score(task, policy, state, text)
                 rows.append(_row(name, state, text, score))
@@ -221,20 +214,7 @@ def load_evaluation(path: str | Path) -> Evaluation:
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The frame's rows as plain JSON values: numpy scalars become Python's, NaN becomes None."""
-    columns = [[_plain(value) for value in frame[name]] for name in frame.columns]
-    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple, dict, str)):
-        return value
-    if pd.isna(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
-
-
-def _batches(states: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (states[start : start + size] for start in range(0, len(states), size))
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _write(policy: Any, batch: Sequence[Any]) -> list[str]:
@@ -251,12 +231,9 @@ def _score(task: Any, policy: Any, state: Any, text: str) -> Any:
 
 
 def _row(policy: str, state: Any, text: str, score: Any) -> dict[str, Any]:
-    named = {name: getattr(state, name, None) for name in ("state_id", "question_id")}
-    place = {name: getattr(state, name, None) for name in ("hops", "round")}
-    return {"policy": policy, **named, **place, **score.components} | {
-        "reward": score.reward,
-        "completion": text,
-    }
+    place = {n: getattr(state, n, None) for n in ("state_id", "question_id", "hops", "round")}
+    written = {"reward": score.reward, "completion": text}
+    return {"policy": policy, **place, **score.components, **written}
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -290,15 +267,12 @@ def _known(states: Sequence[Any]) -> str:
 def _task_facts(task: Any, split: str) -> dict[str, Any]:
     """Split sizes, states left out and reward values, of tasks that have them."""
     facts: dict[str, Any] = {"left_out": getattr(task, "left_out", {}).get(split, 0)}
-    splits = getattr(task, "splits", None)
-    if splits is not None:
+    if hasattr(task, "splits"):
+        parts = {name: getattr(task.splits, name) for name in ("train", "dev", "eval")}
         facts["split_sizes"] = {
             name: {"states": len(part), "questions": len({s.question_id for s in part})}
-            for name in ("train", "dev", "eval")
-            if (part := getattr(splits, name, None)) is not None
+            for name, part in parts.items()
         }
-    values = getattr(getattr(getattr(task, "env", None), "calculator", None), "values", None)
-    if values is not None:
-        read = values.get if isinstance(values, Mapping) else lambda part: getattr(values, part)
-        facts["reward_values"] = {part: float(read(part)) for part in REWARD_PARTS}
+    if hasattr(task, "env"):
+        facts["reward_values"] = {part: task.env.calculator.values[part] for part in REWARD_PARTS}
     return facts

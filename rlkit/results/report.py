@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from rlkit.config import RunConfig
 from rlkit.errors import RunError
-from rlkit.files import read_json, write_text
+from rlkit.files import flat, read_json, write_text
 from rlkit.results import plots
 from rlkit.results.evaluate import METRICS, NAMES, REWARD_PARTS, Evaluation, load_evaluation
 from rlkit.results.statistics import ENOUGH_NON_ZERO, interval_text
@@ -102,17 +102,6 @@ def changed_parameters(path: str | Path) -> list[dict[str, Any]]:
             unit = "" if unit == "-" else unit
             rows.append(dict(key=key, value=value, default=default, unit=unit, help=text))
     return rows
-
-
-def flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested dicts as one, with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
-    pairs: dict[str, Any] = {}
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            pairs |= flat(inner, f"{above}{key}.")
-        else:
-            pairs[f"{above}{key}"] = inner
-    return pairs
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -199,14 +188,13 @@ def _sorted_picture(evaluation: Evaluation, a: str, b: str) -> dict[str, str]:
 def _policy_row(evaluation: Evaluation, policy: str) -> dict[str, Any]:
     rows = evaluation.frame[evaluation.frame["policy"] == policy]
     has_parts = set(REWARD_PARTS) <= set(rows.columns)
+    parts = [plots.part_mean(evaluation, policy, part) for part in REWARD_PARTS if has_parts]
     return {
         "policy": policy,
         "intervals": [evaluation.interval(policy, metric) for metric in METRICS],
         "n_states": len(rows),
         "unjudged": int(rows["reward"].isna().sum()),
-        "parts": [plots.part_mean(evaluation, policy, p) for p in REWARD_PARTS]
-        if has_parts
-        else None,
+        "parts": parts or None,
     }
 
 

@@ -63,12 +63,10 @@ def pick_cases(evaluation: Evaluation) -> list[Case]:
     changes = _changes(evaluation, tuned, before)
     ranked = sorted(changes, key=lambda s: (changes[s], s))
     wanted = [
-        ("win", [s for s in reversed(ranked) if changes[s] > (0, 0)]),
+        ("win", [s for s in ranked[::-1] if changes[s] > (0, 0)]),
         ("loss", [s for s in ranked if changes[s] < (0, 0)]),
         ("tie", [s for s in ranked if changes[s] == (0, 0)]),
-        ("another", list(reversed(ranked))),
-        ("another", list(reversed(ranked))),
-        ("another", list(reversed(ranked))),
+        *[("another", ranked[::-1])] * 3,
     ]
     states = {state["state_id"]: state for state in evaluation.states}
     chosen: dict[str, str] = {}

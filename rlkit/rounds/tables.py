@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from rlkit.library.tokenize import dominant_language
 from rlkit.rounds.state import DocumentRow, EntityRow, State, TargetRow
 
 Row = TypeVar("Row")
+Cut = tuple[Any, int]  # (what is cut, or how far; its index)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff"
                       r"\ud800-\udfff]")  # fmt: skip
 _TAG = re.compile(r"<(?=[A-Za-z/|!])")
@@ -63,110 +63,105 @@ def render_tables(
     shortened. A budget too small even for the headings gives the headings.
     """
     words = WORDS[dominant_language(state.question) if language == "auto" else language]
-    whole = _Shown.all_of(state)
     if count_tokens is None or budget is None:
-        return _render(whole, words, shortened=False), False
-    text = _render(whole, words, shortened=False)
-    if count_tokens(text) <= budget:
-        return text, False
-    cuts = _cuts(whole)
-    steps = range(1, len(cuts) + 1)
-    fits = bisect_left(
-        steps,
-        True,
-        key=lambda n: count_tokens(_render(whole.after(cuts[:n]), words, True)) <= budget,
-    )
-    return _render(whole.after(cuts[: fits + 1]), words, shortened=True), True
+        return _render(state, words, ()), False
+    return fitted(lambda cuts: _render(state, words, cuts), _cuts(state), count_tokens, budget)
 
 
-@dataclass(slots=True)
-class _Shown:
-    """What of a state is shown; cuts remove from it."""
-
-    entities: list[EntityRow]
-    targets: list[TargetRow]
-    documents: list[DocumentRow]
-    contexts: list[tuple[int, str, str]]  # (round, docid, text), oldest first
-    titles: dict[str, str]
-    removed: set[tuple[str, int]] = field(default_factory=set)  # (what, its index)
-
-    @classmethod
-    def all_of(cls, state: State) -> _Shown:
-        contexts = [(row.round, row.docid, one_line(row.text)) for row in state.context_table]
-        return cls(
-            entities=list(state.entity_table),
-            targets=list(state.target_table),
-            documents=sorted(state.document_table, key=lambda row: row.round),
-            contexts=sorted(contexts, key=lambda row: row[0]),
-            titles={row.docid: one_line(row.title or row.docid) for row in state.document_table},
-        )
-
-    def after(self, cuts: list[tuple[str, int]]) -> _Shown:
-        return replace(self, removed=set(cuts))
-
-    def left(self, what: str, rows: list[Row]) -> list[Row]:
-        return [row for index, row in enumerate(rows) if (what, index) not in self.removed]
-
-    def context(self, index: int) -> str | None:
-        """The text of a context as far as it is left; None where it was left out."""
-        text = self.contexts[index][2]
-        if ("context", index) in self.removed:
-            return None
-        if ("context end", index) in self.removed and len(text) > CUT_CONTEXT:
-            return text[:CUT_CONTEXT].rstrip() + " …"
-        return text
+def fitted(
+    render: Callable[[Sequence[Cut]], str],
+    cuts: Sequence[Cut],
+    count_tokens: Callable[[str], int],
+    budget: int,
+) -> tuple[str, bool]:
+    """The text with as few of the cuts, in their order, as the budget of tokens asks for (all
+    where none will do), and whether any was made."""
+    whole = render(())
+    if count_tokens(whole) <= budget:
+        return whole, False
+    counts = range(1, len(cuts) + 1)
+    fits = bisect_left(counts, True, key=lambda n: count_tokens(render(cuts[:n])) <= budget)
+    return render(cuts[: fits + 1]), True
 
 
-def _cuts(shown: _Shown) -> list[tuple[str, int]]:
+def _cuts(state: State) -> list[Cut]:
     """All that can be taken away, in the order in which it is."""
-    cuts: list[tuple[str, int]] = []
-    for index in range(len(shown.contexts)):
-        cuts += [("context end", index), ("context", index)]
-    by_use = sorted(
-        range(len(shown.documents)), key=lambda i: shown.documents[i].verdict == "IMPORTANT"
-    )
-    cuts += [("summary", index) for index in by_use]
-    cuts += [("document", index) for index in by_use]
-    cuts += [("entity", index) for index in range(len(shown.entities))]
-    return cuts + [("target", index) for index in range(len(shown.targets))]
+    contexts, documents = _by_round(state.context_table), _by_round(state.document_table)
+    by_use = sorted(range(len(documents)), key=lambda i: documents[i].verdict == "IMPORTANT")
+    return [
+        *((what, index) for index in range(len(contexts)) for what in ("context end", "context")),
+        *((what, index) for what in ("summary", "document") for index in by_use),
+        *(("entity", index) for index in range(len(state.entity_table))),
+        *(("target", index) for index in range(len(state.target_table))),
+    ]
 
 
-def _render(shown: _Shown, words: dict[str, str], shortened: bool) -> str:
-    parts = [words["shortened"]] if shortened else []
-    contexts = _context_lines(shown)
+def _by_round(rows: Sequence[Row]) -> list[Row]:
+    """Oldest first."""
+    return sorted(rows, key=lambda row: row.round)
+
+
+def _render(state: State, words: dict[str, str], cuts: Sequence[Cut]) -> str:
+    removed = frozenset(cuts)
+    entities = [r for i, r in enumerate(state.entity_table) if ("entity", i) not in removed]
+    targets = [r for i, r in enumerate(state.target_table) if ("target", i) not in removed]
+    documents = _by_round(state.document_table)
+    texts = _texts_left(state, removed)
+    parts = [words["shortened"]] if cuts else []
     for heading, lines in (
-        ("entities", [_entity_line(row) for row in shown.left("entity", shown.entities)]),
-        ("targets", [_target_line(row, words) for row in shown.left("target", shown.targets)]),
-        ("documents", _document_lines(shown)),
-        ("context", contexts),
+        ("entities", [_entity_line(row) for row in entities]),
+        ("targets", [_target_line(row, words) for row in targets]),
+        ("documents", _document_lines(documents, dict(texts), removed)),
+        ("context", _context_lines(documents, texts)),
     ):
         if lines or heading != "context":
             parts.append("\n".join([words[heading], *(lines or [words["none"]])]))
     return "\n".join(parts)
 
 
-def _context_lines(shown: _Shown) -> list[str]:
+def _texts_left(state: State, removed: frozenset[Cut]) -> list[tuple[str, str | None]]:
+    """(docid, what is left of its text; None where it was left out), oldest first."""
+    texts: list[tuple[str, str | None]] = []
+    for index, row in enumerate(_by_round(state.context_table)):
+        text: str | None = one_line(row.text)
+        if ("context", index) in removed:
+            text = None
+        elif ("context end", index) in removed and len(text) > CUT_CONTEXT:
+            text = text[:CUT_CONTEXT].rstrip() + " …"
+        texts.append((row.docid, text))
+    return texts
+
+
+def _title(row: DocumentRow) -> str:
+    return one_line(row.title or row.docid)
+
+
+def _context_lines(
+    documents: Sequence[DocumentRow], texts: Sequence[tuple[str, str | None]]
+) -> list[str]:
     """The texts read, but not those that stand whole in the line of their document."""
-    summaries = {row.docid: one_line(row.summary) for row in shown.documents}
+    titles = {row.docid: _title(row) for row in documents}
+    summaries = {row.docid: one_line(row.summary) for row in documents}
     return [
-        f"[{shown.titles.get(docid) or one_line(docid)}] {text}"
-        for index, (_, docid, _) in enumerate(shown.contexts)
-        if (text := shown.context(index)) is not None and text != summaries.get(docid)
+        f"[{titles.get(docid) or one_line(docid)}] {text}"
+        for docid, text in texts
+        if text is not None and text != summaries.get(docid)
     ]
 
 
-def _document_lines(shown: _Shown) -> list[str]:
+def _document_lines(
+    documents: Sequence[DocumentRow], read: dict[str, str | None], removed: frozenset[Cut]
+) -> list[str]:
     """Title, verdict and summary; no summary where a text below begins with it anyway."""
-    read = {docid: shown.context(i) for i, (_, docid, _) in enumerate(shown.contexts)}
     lines = []
-    for index, row in enumerate(shown.documents):
-        if ("document", index) in shown.removed:
+    for index, row in enumerate(documents):
+        if ("document", index) in removed:
             continue
-        head = f"- {shown.titles[row.docid]}" + (f" ({row.verdict})" if row.verdict else "")
+        head = f"- {_title(row)}" + (f" ({row.verdict})" if row.verdict else "")
         summary, text = one_line(row.summary), read.get(row.docid)
         start = summary.removesuffix("…").rstrip()
         told_below = text is not None and text != summary and text.startswith(start)
-        hidden = told_below or not summary or ("summary", index) in shown.removed
+        hidden = told_below or not summary or ("summary", index) in removed
         lines.append(head if hidden else f"{head}: {summary}")
     return lines
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import DataError, RunError
-from rlkit.results.report import changed_parameters, flat, number, signed, write_report
+from rlkit.files import flat
+from rlkit.results.report import changed_parameters, number, signed, write_report
 
 NOON = datetime(2026, 1, 2, 12, 0)
 
