@@ -19,6 +19,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlkit.errors import ModelError
@@ -55,7 +56,7 @@ def choose_precision(
     if dtype != "auto":
         kind, why = DTYPES[dtype], f"{dtype} because model.dtype says so"
     elif where == "cuda":
-        fast = torch.cuda.is_bf16_supported()
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
         kind = torch.bfloat16 if fast else torch.float16
         why = "bfloat16, which this GPU has" if fast else "float16, since this GPU has no bfloat16"
     else:
@@ -98,6 +99,8 @@ def load_model_with_lora(
     Raises ModelError where the base or adapter is missing, or the adapter is for another base.
     """
     precision = choose_precision(device, dtype, load_in_4bit)
+    if adapter is not None:
+        _adapter_files(adapter)  # a slip in its path should not wait for the base
     base, tokenizer = load_base_model(base_path, precision, trust_remote_code=trust_remote_code)
     log(f"model: {base_path} on {precision.reason}")
     if gradient_checkpointing:
@@ -140,17 +143,20 @@ def load_base_model(
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source, trust_remote_code=trust_remote_code, **options
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"the model {str(base_path)!r} cannot be loaded: {first[:300]}") from error
     if precision.four_bit:
         _keep_autograd_in_4bit(model)
     else:
         model.to(precision.device)
-    if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
-        raise ModelError(
-            f"{base_path} caps its logits (Gemma 2), which is not supported; choose another model."
-        )
+    config = model.config.get_text_config()
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, name, None) not in (None, 0, 1):
+            raise ModelError(
+                f"{base_path} caps or scales its logits ({name}: Gemma 2, Granite, Cohere), which "
+                "is not supported; choose another model."
+            )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.eval(), tokenizer
@@ -180,15 +186,7 @@ def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
     Raises ModelError naming both bases, or the tensor whose shape does not fit.
     """
     folder = Path(adapter)
-    config = folder / "adapter_config.json"
-    weights = folder / "adapter_model.safetensors"
-    for file in (config, weights):
-        if not file.is_file():
-            raise ModelError(
-                f"there is no adapter at {folder}: {file.name} is missing; check the path."
-            )
-    from safetensors import SafetensorError, safe_open
-
+    config, weights = _adapter_files(adapter)
     try:
         trained_on = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
         modules = dict(base.named_modules())
@@ -216,6 +214,18 @@ def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
         raise ModelError(f"the adapter at {folder} holds no weights; use another checkpoint.")
 
 
+def _adapter_files(adapter: str | Path) -> tuple[Path, Path]:
+    """Its configuration and its weights; raises ModelError where one is missing."""
+    folder = Path(adapter)
+    files = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    for file in files:
+        if not file.is_file():
+            raise ModelError(
+                f"there is no adapter at {folder}: {file.name} is missing; check the path."
+            )
+    return files
+
+
 def save_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> Path:
     """Save the trained adapter in PEFT's own format (adapter_config.json, safetensors)."""
     folder = Path(path)
@@ -227,11 +237,18 @@ def save_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> Path:
 def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
     """Put a saved adapter's weights into the trained adapter, in place.
 
-    Raises ModelError where the folder is missing, damaged, or for another base.
+    Raises ModelError where the folder is missing, damaged, for another base, or of another rank,
+    alpha or modules.
     """
-    check_adapter(
-        path, model.get_base_model(), str(model.peft_config[TRAINED].base_model_name_or_path)
-    )
+    ours = model.peft_config[TRAINED]
+    check_adapter(path, model.get_base_model(), str(ours.base_model_name_or_path))
+    theirs = peft.LoraConfig.from_pretrained(str(path))
+    for name in ("r", "lora_alpha", "target_modules"):
+        if getattr(theirs, name) != getattr(ours, name):
+            raise ModelError(
+                f"the adapter at {path} has {name} {getattr(theirs, name)}, the model's has "
+                f"{getattr(ours, name)}; give the lora section that it was trained with."
+            )
     weights = peft.utils.load_peft_weights(str(path), device="cpu")
     outcome = peft.set_peft_model_state_dict(model, weights, adapter_name=TRAINED)
     if outcome.unexpected_keys:

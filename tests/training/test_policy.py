@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3ForCausalLM
 
 from rlkit.errors import ModelError
 from rlkit.training.models import DEBUG, byte_tokenizer, debug_config, resolve_base_model
@@ -76,6 +77,15 @@ def test_a_continued_adapter_has_a_frozen_copy_as_its_reference(tmp_path):
     assert len(trainable(warm)) == len(trainable(model))
 
 
+def test_an_adapter_of_another_shape_is_not_put_half_into_the_model(tmp_path, model):
+    save_lora_checkpoint(model, tmp_path / "adapter")
+    for changes in ({"rank": 8}, {"alpha": 16}, {"target_modules": ["q_proj", "k_proj"]}):
+        kept = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], **changes}
+        other, _ = load(lora=SimpleNamespace(**{**vars(LORA), **kept}))
+        with pytest.raises(ModelError, match="the lora section that it was trained with"):
+            load_lora_checkpoint(other, tmp_path / "adapter")
+
+
 def test_an_adapter_names_the_base_as_it_was_given(tmp_path):
     model, _ = load()
     save_lora_checkpoint(model, tmp_path / "adapter")
@@ -123,6 +133,32 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         resolve_base_model(tmp_path)
 
 
+def a_model_folder(folder, **changes):
+    tokenizer = byte_tokenizer()
+    Qwen3ForCausalLM(debug_config(len(tokenizer), **changes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_damaged_weights_are_one_sentence(tmp_path):
+    file = a_model_folder(tmp_path / "model") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
+def test_a_model_that_changes_its_logits_behind_the_head_is_refused(tmp_path, name):
+    with pytest.raises(ModelError, match="caps or scales its logits"):
+        load(a_model_folder(tmp_path / "model", **{name: 8.0}))
+    load(a_model_folder(tmp_path / "other", **{name: 1.0}))
+
+
+def test_the_adapter_is_looked_for_before_the_base_is_loaded(tmp_path):
+    with pytest.raises(ModelError, match="there is no adapter"):
+        load(tmp_path / "no-base-either", adapter=tmp_path / "nowhere")
+
+
 def test_a_module_that_the_base_lacks_is_named_with_those_it_has():
     lora = SimpleNamespace(rank=4, alpha=8, dropout=0.0, target_modules=["query"])
     with pytest.raises(ModelError, match=r"'query'.*q_proj"):
@@ -135,6 +171,17 @@ def test_precision_says_why():
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="no CUDA"):
             choose_precision("cuda")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(monkeypatch, native):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: native or including_emulation,
+    )
+    assert choose_precision().dtype == (torch.bfloat16 if native else torch.float16)
 
 
 def test_four_bit_weights_keep_finite_gradients_after_an_evaluation():
