@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlkit.training.attention import PackedGroup
-from rlkit.training.sampling import decoder_and_head
+from rlkit.training.sampling import check_length, decoder_and_head
 
 MAX_LOGITS = 2**25  # floats of one chunk of logits: 128 MiB in fp32
 
@@ -55,6 +55,7 @@ def group_log_probs(
 def _hidden_states(model: nn.Module, prompt: Sequence[int], tokens: Tensor) -> Tensor:
     """(K, C, D): the state that predicts each action token, the prompt computed once."""
     k, c = tokens.shape
+    check_length(model, len(prompt), c)
     device = tokens.device
     group = PackedGroup(len(prompt), k, c - 1)
     ids = torch.cat([torch.tensor(list(prompt), device=device), tokens[:, :-1].reshape(-1)])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlkit.errors import ModelError
 from rlkit.training.attention import DecodingCache
 
 
@@ -114,6 +115,7 @@ def _prefill(
     model: nn.Module, prompts: Sequence[Sequence[int]], actions: int, length: int, device
 ) -> tuple[Tensor, DecodingCache]:
     """Run B right-padded prompts once: (B * K, V) logits of the first token, and the cache."""
+    check_length(model, max(len(p) for p in prompts), length)
     lengths = torch.tensor([len(p) for p in prompts], device=device)
     ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long, device=device)
     for row, prompt in enumerate(prompts):
@@ -140,6 +142,17 @@ def _next_logits(model: nn.Module, tokens: Tensor, cache: DecodingCache) -> Tens
     ).last_hidden_state
     cache.length += 1
     return head(hidden[:, 0])
+
+
+def check_length(model: nn.Module, prompt: int, action: int) -> None:
+    """Raise ModelError where prompt and action have more tokens than the model has positions."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit and prompt + action > limit:
+        raise ModelError(
+            f"a prompt of {prompt} tokens and an action of up to {action} do not fit into the "
+            f"{limit} tokens that the model can read; lower executor.max_prompt_tokens or "
+            "grpo.max_new_tokens."
+        )
 
 
 def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:

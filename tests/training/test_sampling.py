@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 
+from rlkit.errors import ModelError
+from rlkit.training.logprobs import group_log_probs
 from rlkit.training.sampling import pick, sample_actions, uniform_numbers
-from tests.training.conftest import tiny_base
+from tests.training.conftest import tiny_base, with_lora
 
 PROMPT = list(range(5, 15))
 
@@ -33,6 +36,11 @@ def test_numbers_are_pinned_so_that_stored_runs_can_be_repeated():
     ).random_raw(8)
     expected = [(int(words[0]) >> 11) / 2**53, (int(words[4]) >> 11) / 2**53]
     assert uniform_numbers(7, "s", 0, 1, 2)[0].tolist() == expected
+
+
+def test_the_first_numbers_are_these():
+    expected = [0.8390070327902812, 0.0233516958585116, 0.43458759329625163]
+    assert uniform_numbers(7, "s", 0, 1, 3)[0].tolist() == expected
 
 
 def test_numbers_are_uniform():
@@ -62,6 +70,16 @@ def test_an_action_by_itself_is_the_group_s_k_th_action():
     for k in range(4):
         alone = sample_actions(model, [PROMPT], 1, 12, end_ids=[2], uniforms=draws[k : k + 1])
         assert alone.rows()[0] == group[k]
+
+
+def test_a_prompt_that_the_model_cannot_read_is_one_sentence():
+    model = with_lora(tiny_base(max_position_embeddings=16))
+    assert len(sample_actions(model, [PROMPT], 1, 6, end_ids=[999]).rows()[0]) == 6
+    said = "10 tokens and an action of up to 7 do not fit into the 16"
+    with pytest.raises(ModelError, match=said):
+        sample_actions(model, [PROMPT[:3], PROMPT], 1, 7, end_ids=[999])
+    with pytest.raises(ModelError, match=said):
+        group_log_probs(model, PROMPT, torch.ones(2, 7, dtype=torch.long))
 
 
 def test_the_end_token_belongs_to_the_action_and_padding_does_not():
