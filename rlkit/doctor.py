@@ -109,10 +109,7 @@ def _rounds(config: RunConfig) -> tuple[str, str]:
 
     data = config.data
     loader = RLCheckpointLoader(data.rounds_path, min_clues_per_round=data.min_clues_per_round)
-    loader.load_data()
     samples, damaged = len(loader.extract_training_samples()), len(loader.damaged)
-    if not samples:
-        return "fail", f"{data.rounds_path} gives no states; check data.min_clues_per_round"
     text = f"{samples} states in {data.rounds_path}, {damaged} damaged runs set aside"
     return ("warn" if damaged else "ok"), text
 

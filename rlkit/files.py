@@ -90,7 +90,7 @@ def read_json(path: str | Path) -> Any:
     """
     path = Path(path)
     try:
-        return json.loads(path.read_bytes().decode("utf-8"))
+        return json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); check the path.") from error
     except UnicodeDecodeError as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from random import Random
 
-from rlkit.demo.sentences import FACTS, FILLERS, LEADS, NEAR_MISSES, NOISE, PAIRS
 from rlkit.demo.world import Entity
+from rlkit.yaml_text import read_yaml
 
+SENTENCES = read_yaml(Path(__file__).with_name("sentences.yaml"))
 MIN_WORDS, USUAL_WORDS = 25, 38
 
 
@@ -18,10 +20,10 @@ def page_text(entity: Entity, rng: Random) -> str:
         values["charter"] = str(entity.year)
     names = [name for name in values if _bank(entity, name)]
     rng.shuffle(names)
-    leads = LEADS.get(entity.what) or LEADS[entity.kind]
+    leads = SENTENCES["leads"].get(entity.what) or SENTENCES["leads"][entity.kind]
     sentences = [_fill(rng.choice(leads), entity), *_paired(entity, names, values, rng)]
     sentences += [_fill(rng.choice(_bank(entity, n)), entity, {"x": values[n]}) for n in names]
-    fillers = list(FILLERS[entity.kind])
+    fillers = list(SENTENCES["fillers"][entity.kind])
     rng.shuffle(fillers)
     while _words(sentences) < MIN_WORDS or (_words(sentences) < USUAL_WORDS and rng.random() < 0.5):
         sentences.insert(rng.randrange(1, len(sentences) + 1), _fill(fillers.pop(), entity))
@@ -33,21 +35,21 @@ def page_text(entity: Entity, rng: Random) -> str:
 def near_miss(entity: Entity, town: str, rng: Random) -> tuple[str, str]:
     """Title and text of a page that has the entity's name and a question's words, and answers
     nothing."""
-    title, text = rng.choice(NEAR_MISSES)
+    title, text = rng.choice(SENTENCES["near_misses"])
     values = {
         "name": entity.name,
         "short": entity.name.removeprefix("The "),
         "what": entity.what,
         "town": town,
         "year": rng.randrange(1860, 1990),
-        "noise": rng.choice(NOISE),
+        "noise": rng.choice(SENTENCES["noise"]),
     }
     return title.format(**values), _mend(text.format(**values))
 
 
 def _paired(entity: Entity, names: list[str], values: dict[str, str], rng: Random) -> list[str]:
     """At most one sentence that tells two of the facts; these are taken out of `names`."""
-    for (first, second, what), sentence in PAIRS.items():
+    for first, second, what, sentence in SENTENCES["pairs"]:
         if first in names and second in names and what in ("", entity.what) and rng.random() < 0.4:
             names.remove(first)
             names.remove(second)
@@ -65,7 +67,8 @@ def _name_again(entity: Entity, sentences: list[str]) -> None:
 
 
 def _bank(entity: Entity, name: str) -> list[str]:
-    return FACTS.get(f"{name}.{entity.what}") or FACTS.get(name, [])
+    facts = SENTENCES["facts"]
+    return facts.get(f"{name}.{entity.what}") or facts.get(name, [])
 
 
 def _fill(sentence: str, entity: Entity, values: dict[str, str] | None = None) -> str:

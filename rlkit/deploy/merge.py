@@ -19,12 +19,14 @@ from pathlib import Path
 import peft
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlkit.config import RunConfig
 from rlkit.errors import ModelError, RunError
 from rlkit.files import new_folder, write_json
 from rlkit.run import Run
+from rlkit.training.checkpointing import PREFIX, checkpoint_steps
 from rlkit.training.models import resolve_base_model
 from rlkit.training.policy import DTYPES, check_adapter
 
@@ -78,13 +80,14 @@ def merge_run(
     `merge_lora_to_base`.
     """
     run = Run.open(config, create=False)
-    there = _checkpoints(run)
+    folder = run.checkpoints_folder
+    there = {step: folder / f"{PREFIX}{step}" for step in checkpoint_steps(folder)}
     steps = list(dict.fromkeys(checkpoints or config.merge.checkpoints or there))
     missing = [step for step in steps if step not in there]
     if missing or not steps:
         listed = ", ".join(str(step) for step in there) or "none"
         asked = f"no checkpoint of step {missing[0]}" if missing else "no checkpoint to merge"
-        raise RunError(f"{run.checkpoints_folder} holds {asked}; there are: {listed}.")
+        raise RunError(f"{folder} holds {asked}; there are: {listed}.")
     base = config.model.base_model_path
     root = Path(output_dir or config.merge.output_dir or run.merged_folder)
     outputs = {step: root / f"{_short(base)}-grpo-step{step}" for step in steps}
@@ -165,16 +168,6 @@ def merge_lora_to_base(
     return report
 
 
-def _checkpoints(run: Run) -> dict[int, Path]:
-    """Step -> folder of every checkpoint that the run holds, in order."""
-    found = {}
-    for folder in run.checkpoints_folder.glob("checkpoint-*"):
-        step = folder.name.removeprefix("checkpoint-")
-        if step.isdigit() and folder.is_dir():
-            found[int(step)] = folder
-    return dict(sorted(found.items()))
-
-
 def _short(name: str) -> str:
     """The last part of a hub id or a path, which names what is merged."""
     return str(name).rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]
@@ -236,7 +229,7 @@ def _load_base(
 def _pretrained(kind: type, source: str, base: str, **options):
     try:
         return kind.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"the model {base!r} cannot be loaded: {lines[0][:300]}") from error
 

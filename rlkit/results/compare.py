@@ -146,8 +146,13 @@ def _checkpoints(
     if not folders and not baseline and run.checkpoints_folder.is_dir():
         newest = newest_checkpoint(run.checkpoints_folder, log)
         folders = [newest.folder] if newest else []
-    names = ["tuned", *(folder.name for folder in folders[1:])]
-    return dict(zip(names[: len(folders)], folders, strict=True))
+    found: dict[str, Path] = {}
+    for folder in folders:
+        name = folder.name.replace(".", "_") if found else "tuned"  # torch wants no dot in a name
+        if name in found:  # step 10 of another run
+            name = f"{folder.resolve().parents[1].name}-{name}".replace(".", "_")
+        found[name] = folder
+    return found
 
 
 def _wanted(config: Any, run: Run, baseline: bool, given: bool, tuned: Sequence[str]) -> list[str]:

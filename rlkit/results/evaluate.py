@@ -268,11 +268,7 @@ def _task_facts(task: Any, split: str) -> dict[str, Any]:
     """Split sizes, states left out and reward values, of tasks that have them."""
     facts: dict[str, Any] = {"left_out": getattr(task, "left_out", {}).get(split, 0)}
     if hasattr(task, "splits"):
-        parts = {name: getattr(task.splits, name) for name in ("train", "dev", "eval")}
-        facts["split_sizes"] = {
-            name: {"states": len(part), "questions": len({s.question_id for s in part})}
-            for name, part in parts.items()
-        }
+        facts["split_sizes"] = task.splits.describe()
     if hasattr(task, "env"):
         facts["reward_values"] = {part: task.env.calculator.values[part] for part in REWARD_PARTS}
     return facts

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlkit.errors import DataError, RlkitError
 from rlkit.files import check_id
 from rlkit.rounds.reading import Damaged, DamagedFile, read_recorded
-from rlkit.rounds.split import Splits, split_states
+from rlkit.rounds.split import split_states
 from rlkit.rounds.state import SEARCH, MetaFile, RoundFile, RoundRef, State, make_state
 from rlkit.rounds.writer import META_NAME, round_name, run_folders
 
@@ -106,18 +106,12 @@ class RLCheckpointLoader:
             )
         return list(self._samples)
 
-    def split(
-        self, train_ratio: float = 0.8, dev_ratio: float = 0.1, how: str = "hard_first"
-    ) -> Splits:
-        """Train, dev and evaluation states by question; see `split_states`."""
-        samples = self.extract_training_samples()
-        return split_states(samples, train_ratio, dev_ratio, how, self.seed)
-
     def split_train_eval(
         self, train_ratio: float = 0.8, how: str = "hard_first"
     ) -> tuple[list[State], list[State]]:
         """Train and evaluation states, by question; dev stays within train."""
-        splits = self.split(train_ratio, 0.0, how)
+        samples = self.extract_training_samples()
+        splits = split_states(samples, train_ratio, 0.0, how, self.seed)
         return splits.train, splits.eval
 
     def _question_folders(self) -> list[Path]:

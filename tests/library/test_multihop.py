@@ -33,6 +33,12 @@ def test_hotpot_ids_are_titles_and_another_text_gets_another_id(tmp_path):
     assert library.questions[1].gold_docids == (other,)
 
 
+def test_a_byte_order_mark_before_the_list_is_no_damage(tmp_path):
+    path = tmp_path / "hotpot.json"
+    path.write_text(json.dumps([hotpot(1, [["X", ["a"]]], [["X", 0]])]), encoding="utf-8-sig")
+    assert len(read_library(path, path).questions) == 1
+
+
 @pytest.mark.parametrize(
     ("context", "facts", "message"),
     [

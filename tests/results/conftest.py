@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from rlkit.results.evaluate import REWARD_PARTS, Evaluation, evaluate_policies
+from rlkit.rounds.split import Splits
 from rlkit.rounds.state import State
 
 VALUES = dict(zip(REWARD_PARTS, (2.5, 0.3, 0.3, 0.1, 0.0, -0.1), strict=True))
@@ -35,7 +36,7 @@ class ToyScore:
 class ToyTask:
     """Scores `<clue>` lines: a clue that names a missing document finds it, others find chaff."""
 
-    splits: SimpleNamespace
+    splits: Splits
     env: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(
             max_documents=8, calculator=SimpleNamespace(values=VALUES)
@@ -44,7 +45,7 @@ class ToyTask:
     depths: list[int | None] = field(default_factory=list)
 
     def states(self, split: str) -> list[State]:
-        return getattr(self.splits, split)
+        return self.splits.part(split)
 
     def score(
         self, state: State, completions: Sequence[str], top_k: int | None = None
@@ -158,7 +159,7 @@ def toy_task(toy_states: list[State]) -> ToyTask:
 
 def make_task(toy_states: list[State]) -> ToyTask:
     train = [toy_state(question, 1) for question in range(100, 220)]
-    return ToyTask(SimpleNamespace(train=train, dev=train[:10], eval=toy_states))
+    return ToyTask(Splits(train, train[:10], toy_states, how="random", shared_gold=0))
 
 
 @pytest.fixture()

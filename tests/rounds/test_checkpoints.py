@@ -7,6 +7,7 @@ import pytest
 
 from rlkit.errors import DataError
 from rlkit.rounds.checkpoints import RLCheckpointLoader, discovery_by_round
+from rlkit.rounds.split import split_states
 from tests.rounds.recorded import ref, result, round_file, write_run
 
 
@@ -201,4 +202,5 @@ def test_split_train_eval_parts_questions(tmp_path):
     train, evaluation = loader(tmp_path).split_train_eval(0.8)
     assert len({s.question_id for s in train}) == 8
     assert len({s.question_id for s in evaluation}) == 2
-    assert loader(tmp_path).split(0.8, 0.25).eval == evaluation
+    states = loader(tmp_path).extract_training_samples()
+    assert split_states(states, 0.8, 0.25, "hard_first", seed=7).eval == evaluation

@@ -1,0 +1,19 @@
+"""Which checkpoints are compared, under which names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from rlkit.results.compare import _checkpoints
+
+
+def test_checkpoints_of_the_same_step_from_other_runs_are_all_kept(tmp_path: Path) -> None:
+    runs = ("first", "second", "third.again")
+    folders = [tmp_path / run / "lora_checkpoints" / "checkpoint-10" for run in runs]
+    run = SimpleNamespace(checkpoints_folder=tmp_path)
+    assert _checkpoints(run, False, folders, print) == {
+        "tuned": folders[0],
+        "checkpoint-10": folders[1],
+        "third_again-checkpoint-10": folders[2],
+    }
