@@ -126,11 +126,8 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def newest_checkpoint(folder: Path, log: Callable[[str], None] = print) -> Checkpoint | None:
     """The newest checkpoint that is whole; damaged ones are passed over, and that is said.
 
-    One that was set aside when the process was killed comes back first. Raises RunError where
-    there are checkpoints and none of them is whole.
+    Raises RunError where there are checkpoints and none of them is whole.
     """
-    for aside in folder.glob(f".old-{PREFIX}*"):
-        _bring_back(folder / aside.name.removeprefix(".old-"))
     steps = checkpoint_steps(folder)
     for step in reversed(steps):
         try:
@@ -145,11 +142,22 @@ def newest_checkpoint(folder: Path, log: Callable[[str], None] = print) -> Check
     return None
 
 
+def tidy_checkpoints(folder: Path) -> None:
+    """Bring back what a killed process had set aside, and remove what it left half done. For
+    whoever holds the run's lock."""
+    for aside in folder.glob(f".old-{PREFIX}*"):
+        _bring_back(folder / aside.name.removeprefix(".old-"))
+    for left in [*folder.glob(f".old-{PREFIX}*"), *folder.glob(f".{PREFIX}*")]:
+        shutil.rmtree(left)
+
+
 def prune_checkpoints(folder: Path, keep_last: int, keep: set[int]) -> None:
     """Remove all but the last `keep_last` checkpoints and those of the steps in `keep`."""
     for step in checkpoint_steps(folder)[:-keep_last]:
         if step not in keep:
-            shutil.rmtree(folder / f"{PREFIX}{step}")
+            gone = folder / f".{PREFIX}{step}.gone"
+            (folder / f"{PREFIX}{step}").rename(gone)  # so that nobody meets half of it
+            shutil.rmtree(gone)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:

@@ -140,8 +140,8 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
         return "finished"
     log(f"loop: step {start + 1} to {total}" if start else f"loop: {total} steps")
     run.write_lineage({"device": str(trainer.device), **trainer.lineage()})
-    run.set_status("running", step=start)
     monitor = Monitor(trainer.config, run, start)
+    run.set_status("running", step=start)
     try:
         with interrupt_flag(log) as interrupted:
             if start == 0:

@@ -27,6 +27,7 @@ from rlkit.training.checkpointing import (
     optimizer_tensors,
     prune_checkpoints,
     restore_optimizer,
+    tidy_checkpoints,
     write_checkpoint,
 )
 from rlkit.training.credit import clue_advantages, clue_of_tokens
@@ -362,6 +363,7 @@ class GRPOTrainer:
         What was written after it (metrics, rollouts) is cut off, so that nothing is there twice;
         what this trainer did after it, in a kernel that was interrupted, is forgotten.
         """
+        tidy_checkpoints(self.run.checkpoints_folder)
         found = newest_checkpoint(self.run.checkpoints_folder, self.log)
         if found is None:
             self._forget()

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from rlkit.errors import ModelError
+from rlkit.errors import ConfigError, ModelError
 from rlkit.run import Run
-from rlkit.training.loop import prepare_model
+from rlkit.training.loop import prepare_model, train
 from rlkit.training.policy import save_lora_checkpoint
-from tests.training.conftest import tiny_base, tiny_config, with_lora
+from tests.training.conftest import tiny_base, tiny_config, tiny_trainer, with_lora
+
+
+def test_a_tracker_that_is_not_installed_is_said_before_the_run_is_called_running(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = tiny_config(tmp_path).with_overrides("monitoring.use_wandb=true")
+    trainer = tiny_trainer(config)
+    with pytest.raises(ConfigError, match="wandb is not installed"):
+        train(trainer)
+    assert trainer.run.status()["state"] == "new"
 
 
 @pytest.mark.parametrize("mistake", ["other base", "no weights", "no folder"])

@@ -281,6 +281,16 @@ def test_a_partial_accumulation_is_applied_at_the_end(tmp_path):
     assert trainer.progress.moves == 2 and trainer.progress.denominator == 0.0
 
 
+def test_a_run_killed_while_it_replaced_its_only_checkpoint_goes_on_from_it(tmp_path):
+    config = tiny_config(tmp_path).with_overrides("training.max_steps=2")
+    train(tiny_trainer(config))
+    trainer = tiny_trainer(config)
+    folder = trainer.run.checkpoints_folder
+    (folder / "checkpoint-1").rename(tmp_path / "elsewhere")
+    (folder / "checkpoint-2").rename(folder / ".old-checkpoint-2")
+    assert trainer.load_checkpoint() == 2
+
+
 def test_a_finished_run_is_left_as_it_is_and_says_so(tmp_path):
     config = tiny_config(tmp_path).with_overrides("training.max_steps=2")
     train(tiny_trainer(config))
