@@ -40,13 +40,14 @@ class Checkpoint:
     pending: dict[str, Tensor]
 
 
-def arithmetic() -> dict[str, Any]:
+def arithmetic(device: torch.device) -> dict[str, Any]:
     """What must be equal for a resumed run to be bitwise the run that was not interrupted."""
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "processor": _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
 
 

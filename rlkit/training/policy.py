@@ -19,6 +19,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from jinja2 import TemplateError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -157,6 +158,8 @@ def load_base_model(
                 f"{base_path} caps or scales its logits ({name}: Gemma 2, Granite, Cohere), which "
                 "is not supported; choose another model."
             )
+    if tokenizer.eos_token_id is None:  # warm-start examples end with it
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_ids(model, tokenizer)[0])
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model.eval(), tokenizer
@@ -375,14 +378,21 @@ def encode_prompt(
 ) -> list[int]:
     """Chat messages as token ids, up to where the answer begins.
 
-    A tokenizer without a chat template gets the messages' text, one below the other.
+    A tokenizer without a chat template gets the messages' text, one below the other; one whose
+    template refuses a system message gets its text at the head of the next one.
     """
     if tokenizer.chat_template is None:
         text = "\n\n".join(message["content"] for message in messages) + "\n\n"
         return tokenizer(text)["input_ids"]
-    text = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=False, enable_thinking=enable_thinking
-    )
+    options = dict(add_generation_prompt=True, tokenize=False, enable_thinking=enable_thinking)
+    try:
+        text = tokenizer.apply_chat_template(messages, **options)
+    except TemplateError as error:
+        if len(messages) < 2 or messages[0]["role"] != "system":
+            raise ModelError(f"the model's chat template refuses the prompt: {error}") from error
+        system, first, *rest = messages
+        joined = {**first, "content": f"{system['content']}\n\n{first['content']}"}
+        return encode_prompt(tokenizer, [joined, *rest], enable_thinking)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

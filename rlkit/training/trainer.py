@@ -330,7 +330,7 @@ class GRPOTrainer:
         folder = self.run.checkpoints_folder / f"{PREFIX}{step}"
         state = {
             **vars(self.progress),
-            "arithmetic": arithmetic(),
+            "arithmetic": arithmetic(self.device),
             "window": [g.state.state_id for g in self.window],
             "base_model": self.config.model.base_model_path,
         }
@@ -382,7 +382,7 @@ class GRPOTrainer:
             for i, state_id in enumerate(state["window"])
             if self.settings.num_iterations > 1
         ]
-        changed = [k for k, v in arithmetic().items() if state["arithmetic"].get(k) != v]
+        changed = [k for k, v in arithmetic(self.device).items() if state["arithmetic"].get(k) != v]
         if changed:
             self.log(f"not bitwise: the run goes on with another {', '.join(changed)}")
         self.run.cut_metrics(self.progress.step)
@@ -402,7 +402,7 @@ class GRPOTrainer:
     def lineage(self) -> dict[str, Any]:
         """What the run's lineage.json says of data and arithmetic."""
         data = self.task.lineage() if hasattr(self.task, "lineage") else {}
-        return {**data, "arithmetic": arithmetic()}
+        return {**data, "arithmetic": arithmetic(self.device)}
 
     def write_rollouts(self) -> None:
         """Keep every action of the last step in the run's folder."""

@@ -243,6 +243,34 @@ def test_the_prompt_ends_where_the_answer_begins(tokenizer):
     assert tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_template_that_refuses_a_system_message_gets_it_in_the_next_one(tokenizer):
+    refuse = "{% if m['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}" + refuse + "[{{ m['role'] }}: {{ m['content'] }}]{% endfor %}"
+    )
+    rules, ask = {"role": "system", "content": "rules"}, {"role": "user", "content": "hi"}
+    assert tokenizer.decode(encode_prompt(tokenizer, [rules, ask])) == "[user: rules\n\nhi]"
+    with pytest.raises(ModelError, match="refuses the prompt: no system role"):
+        encode_prompt(tokenizer, [rules])
+
+
+def test_without_a_template_the_texts_stand_one_below_the_other(tokenizer):
+    tokenizer.chat_template = None
+    messages = [{"role": "system", "content": "rules"}, {"role": "user", "content": "hi"}]
+    assert tokenizer.decode(encode_prompt(tokenizer, messages)) == "rules\n\nhi\n\n"
+
+
+def test_a_tokenizer_without_an_end_token_takes_the_model_s(tmp_path):
+    folder = a_model_folder(tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    for name in ("eos_token", "pad_token"):
+        settings.pop(name)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    _, tokenizer = load(folder)
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 2
+
+
 def test_pieces_join_to_the_whole_text_even_across_half_characters(tokenizer):
     ids = tokenizer("a 战 b", add_special_tokens=False)["input_ids"]
     assert "".join(token_texts(tokenizer, ids)) == "a 战 b"

@@ -291,6 +291,19 @@ def test_a_run_killed_while_it_replaced_its_only_checkpoint_goes_on_from_it(tmp_
     assert trainer.load_checkpoint() == 2
 
 
+def test_another_machine_s_arithmetic_is_said(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path).with_overrides("training.max_steps=2")
+    train(tiny_trainer(config))
+    again, said = tiny_trainer(config), []
+    again.log = said.append
+    again.load_checkpoint()
+    assert said == []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 96)
+    again.device = torch.device("meta")
+    again.load_checkpoint()
+    assert said == ["not bitwise: the run goes on with another threads, device"]
+
+
 def test_a_finished_run_is_left_as_it_is_and_says_so(tmp_path):
     config = tiny_config(tmp_path).with_overrides("training.max_steps=2")
     train(tiny_trainer(config))
