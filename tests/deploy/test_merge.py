@@ -116,6 +116,14 @@ def test_a_quantised_base_is_refused_with_the_way_out(
         merge_lora_to_base(quantised, adapter, tmp_path / "merged")
 
 
+def test_a_damaged_base_is_one_sentence(base: Path, adapter: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(base, tmp_path / base.name))
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[:1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        merge_lora_to_base(broken, adapter, tmp_path / "merged")
+
+
 def test_damaged_adapters_leave_nothing_behind(base: Path, adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ModelError, match="no adapter"):
