@@ -1,5 +1,16 @@
 """rlkit: reinforcement-learning fine-tuning of a search system's Executor, end to end.
 
+The way of the data, file by file:
+
+    rounds/checkpoints.py       recorded rounds -> states (state.py), parted by split.py
+    agents/prompt.py            a state -> the Executor's prompt
+    training/sampling.py        a prompt -> K actions; agents/parse.py reads the clues in them
+    library/orchestrator.py     clues -> one ranking of documents (bm25.py finds them)
+    practice/environment.py     ranking -> documents read and judged (agents/checker.py)
+    practice/reward.py          documents -> reward; a group's rewards -> advantages
+    training/grpo.py            advantages and log-probabilities -> loss
+    training/trainer.py         the loop around it; results/evaluate.py compares, report.py tells
+
 The public names are loaded when they are first used; `import rlkit` loads no torch.
 """
 

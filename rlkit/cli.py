@@ -187,13 +187,13 @@ def _collect(options: argparse.Namespace) -> int:
     return 1 if any(report.failed for report in reports) else 0
 
 
-def _now_and_then(seconds: float = 5.0) -> Callable[[object], None]:
+def _now_and_then() -> Callable[[object], None]:
     """Print what is passed in, but not more often than every few seconds."""
     last = time.monotonic()
 
     def say(progress: object) -> None:
         nonlocal last
-        if time.monotonic() - last >= seconds:
+        if time.monotonic() - last >= 5.0:
             last = time.monotonic()
             print(progress, flush=True)
 

@@ -43,9 +43,9 @@ def write_text(path: str | Path, text: str) -> Path:
     return write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
-def write_json(path: str | Path, value: Any, *, indent: int | None = 2) -> Path:
+def write_json(path: str | Path, value: Any) -> Path:
     """Write JSON so that it appears whole; NaN is refused, since JSON has none."""
-    return write_text(path, json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False))
+    return write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
 
 
 def append_line(path: str | Path, line: str) -> None:

@@ -152,27 +152,26 @@ class LiveCurves:
     """Learning curves that grow in place while a run trains, with a line about the last step.
 
     `rows` are the metrics that a resumed run has already; call it with each new line of metrics.
-    `say` turns one into text. The figure is drawn anew every `every` steps.
+    `say` turns one into text.
     """
 
     COLUMNS = ("reward", "discovery_rate", "kl")
+    EVERY = 5  # steps from one drawing to the next
 
     def __init__(
         self,
         rows: Iterable[dict[str, Any]] = (),
         *,
         say: Callable[[dict[str, Any]], str] = str,
-        every: int = 5,
-        seconds: float = 30.0,
     ) -> None:
-        self.rows, self._say, self._every = list(rows), say, every
-        self._line, self._picture = LiveLine(seconds), InPlace()
+        self.rows, self._say = list(rows), say
+        self._line, self._picture = LiveLine(), InPlace()
 
     def __call__(self, metrics: dict[str, Any]) -> None:
         # a resumed run repeats the steps after its checkpoint
         self.rows = [row for row in self.rows if row["step"] < metrics["step"]] + [metrics]
         self._line(self._say(metrics))
-        if metrics["step"] % self._every == 0:
+        if metrics["step"] % self.EVERY == 0:
             self.draw()
 
     def draw(self) -> None:

@@ -153,12 +153,9 @@ class _Game:
             )
 
     def _fail(self, clues: tuple[str, ...], error: RlkitError) -> None:
-        before = self.history[-1]
-        tables = Tables(
-            before.entity_table, before.target_table, before.document_table, before.context_table
-        )
-        number = before.round + 1
-        self.history.append(_round_file(number, self.plan, clues, tables, before.seen_docids, ()))
+        before, plan = self.history[-1], self.plan
+        done = {"strategy": plan.strategy, "subgoal": plan.subgoal, "clues": clues, "results": ()}
+        self.history.append(before.model_copy(update={"round": before.round + 1, **done}))
         self.failed, self.state = str(error), None
 
     def _round_after(

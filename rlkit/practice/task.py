@@ -64,12 +64,11 @@ class SearchTask:
         splits: Splits,
         env: SearchRoundEnv,
         config: Any,
-        count_tokens: Callable[[str], int] | None = None,
         scan: ScanReport | None = None,
     ) -> None:
         self.splits, self.env, self.config, self.scan = splits, env, config, scan
         self.damaged: tuple[Any, ...] = ()  # files whose runs were set aside: path, line, reason
-        self.count_tokens = count_tokens or estimate_tokens
+        self.count_tokens: Callable[[str], int] = estimate_tokens
         self.left_out = {
             part: sum(not state.missing for state in splits.part(part)) for part in PARTS
         }

@@ -95,21 +95,19 @@ def build_policies(
     return policies
 
 
-def collecting_policies(
-    config: Any, run: Run, names: Sequence[str], log: Callable[[str], None] = print
-) -> dict[str, Any]:
+def collecting_policies(config: Any, run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Policies that play whole questions: those without a model, and `untouched`, `warm_start`
     and `tuned` (the run's newest checkpoint) with one.
 
     Raises RunError where the run has no warm start or checkpoint that was asked for.
     """
-    checkpoints = _checkpoints(run, "tuned" not in names, (), log)
+    checkpoints = _checkpoints(run, "tuned" not in names, (), print)
     lacking = [n for n in names if n == "tuned" and not checkpoints]
     lacking += [n for n in names if n == "warm_start" and not warm_start_of(run)]
     if lacking:
         raise RunError(f"{run.folder} has no {lacking[0]} adapter yet; train the run first.")
     corpus = load_library(config).corpus
-    return build_policies(config, run, names, checkpoints, corpus, log=log)
+    return build_policies(config, run, names, checkpoints, corpus)
 
 
 def _add_adapters(model: Any, checkpoints: Mapping[str, Path], base: str) -> None:

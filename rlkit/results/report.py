@@ -111,9 +111,9 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
-def signed(value: float | None, digits: int = 2) -> str:
+def signed(value: float | None) -> str:
     """A difference with its sign; a dash where there is none."""
-    text = number(value, digits)
+    text = number(value)
     return text if text == "–" or text.startswith("-") or float(text) == 0 else f"+{text}"
 
 

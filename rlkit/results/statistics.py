@@ -54,7 +54,7 @@ class PairedInterval(NamedTuple):
         return "lower" if self.high < 0 else "no clear difference"
 
 
-def mean_interval(values: Iterable[float | None], confidence: float = CONFIDENCE) -> Interval:
+def mean_interval(values: Iterable[float | None]) -> Interval:
     """Mean and Student's t interval of one value per question; None and NaN are left out.
 
     n = 0 gives (0, None, None, None); n = 1 gives the value without an interval. Equal values
@@ -67,20 +67,18 @@ def mean_interval(values: Iterable[float | None], confidence: float = CONFIDENCE
     mean = float(kept.mean())
     if n == 1:
         return Interval(1, mean, None, None)
-    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1) * kept.std(ddof=1) / math.sqrt(n))
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * kept.std(ddof=1) / math.sqrt(n))
     return Interval(n, mean, mean - half, mean + half)
 
 
-def paired_interval(
-    a: Mapping[str, float], b: Mapping[str, float], confidence: float = CONFIDENCE
-) -> PairedInterval:
+def paired_interval(a: Mapping[str, float], b: Mapping[str, float]) -> PairedInterval:
     """Student's t interval of the differences a - b, paired by question.
 
     `a` and `b` map a question's id to its value; questions that only one has, or whose value is
     None or NaN in either, are left out.
     """
     differences = paired_differences(a, b)
-    interval = mean_interval(differences.values(), confidence)
+    interval = mean_interval(differences.values())
     return PairedInterval(*interval, non_zero=sum(abs(d) > _ZERO for d in differences.values()))
 
 
@@ -94,13 +92,13 @@ def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> dict[s
     }
 
 
-def interval_text(interval: Interval | PairedInterval, *, digits: int = 2) -> str:
+def interval_text(interval: Interval | PairedInterval) -> str:
     """`0.41 [0.30, 0.52], n = 34`; differences carry their sign; says where no interval exists."""
-    spec = f"{'+' if isinstance(interval, PairedInterval) else ''}.{digits}f"
+    spec = "+.2f" if isinstance(interval, PairedInterval) else ".2f"
     if interval.mean is None:
         return "no value, n = 0"
-    mean = format(round(interval.mean, digits) + 0.0, spec)
+    mean = format(round(interval.mean, 2) + 0.0, spec)
     if interval.low is None or interval.high is None:
         return f"{mean} (no interval with n = {interval.n})"
-    low, high = (format(round(end, digits) + 0.0, spec) for end in (interval.low, interval.high))
+    low, high = (format(round(end, 2) + 0.0, spec) for end in (interval.low, interval.high))
     return f"{mean} [{low}, {high}], n = {interval.n}"
