@@ -10,62 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from rlkit.demo.pages import SENTENCES
 from rlkit.demo.world import Entity, World
 
 COUNTS = {2: 180, 3: 120, 4: 60}  # questions by number of hops
-
-# How to name what a link leads to, `{}` being where it starts.
-PHRASES = {
-    "creator.novel": ["the author of {}", "the person who wrote {}"],
-    "creator.opera": ["the composer of {}", "the person who composed {}"],
-    "creator.film": ["the director of {}", "the person who directed {}"],
-    "creator.painting": ["the painter of {}", "the person who painted {}"],
-    "creator.play": ["the playwright who wrote {}", "the author of {}"],
-    "creator.atlas": ["the cartographer who drew {}", "the person who drew the maps of {}"],
-    "house.novel": ["the publishing house that brought out {}", "the publisher of {}"],
-    "house.opera": ["the opera house where {} was first staged"],
-    "house.film": ["the studio that made {}", "the film studio behind {}"],
-    "house.painting": ["the museum that owns {}", "the museum where {} hangs"],
-    "house.play": ["the theatre where {} was first performed"],
-    "house.atlas": ["the publishing house that printed {}", "the publisher of {}"],
-    "dedicatee": ["the person to whom {} is dedicated"],
-    "setting": ["the town in which {} is set", "the town where {} takes place"],
-    "birthplace": ["the birthplace of {}", "the town where {} was born"],
-    "teacher": ["the teacher of {}", "the person who taught {}"],
-    "workplace": ["the employer of {}", "the institution where {} worked"],
-    "spouse": ["the wife or husband of {}"],
-    "founder": ["the founder of {}", "the person who founded {}"],
-    "seat": ["the home town of {}", "the town where {} has its seat"],
-    "architect": ["the architect of the building of {}"],
-    "hall": ["the architect of the town hall of {}"],
-    "twin": ["the twin town of {}"],
-    "designer": ["the designer of {}", "the person who designed {}"],
-    "place": ["the town that has {}", "the town where {} is"],
-    "builder": ["the company that built {}", "the builder of {}"],
-}
-
-# What is asked of the last page, by its kind: a fact, `year`, or a link whose title is the answer.
-ASKED = {
-    "person": {
-        "year": ["In what year was {} born?", "Name the year of birth of {}."],
-        "died": ["In what year did {} die?", "When did {} die?"],
-        "birthplace": ["In which town was {} born?", "Where was {} born?"],
-        "instrument": ["Which instrument did {} play?", "What instrument was played by {}?"],
-        "teacher": ["Who was the teacher of {}?", "Who taught {}?"],
-    },
-    "house": {
-        "year": ["Since what year has {} existed?", "In what year did {} open?"],
-        "founder": ["Who founded {}?", "Who was the founder of {}?"],
-        "seat": ["In which town does {} have its seat?", "In which town is {}?"],
-        "architect": ["Who designed the building of {}?"],
-    },
-    "town": {
-        "river": ["On which river does {} lie?", "Name the river of {}."],
-        "product": ["What is {} known for?", "For which product is {} famous?"],
-        "year": ["In what year did {} receive its charter?"],
-        "hall": ["Who designed the town hall of {}?"],
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +55,7 @@ def _draw(start: Entity, hops: int, rng: Random) -> Chain | None:
         if len(set(relations)) < len(relations):
             continue  # `the teacher of the teacher of` reads like a riddle
         if len(entities) == hops:
-            name, shapes = rng.choice(list(ASKED[entities[-1].kind].items()))
+            name, shapes = rng.choice(list(SENTENCES["asked"][entities[-1].kind].items()))
             answer = _value(entities[-1], name)
             if answer is not None:
                 chain = Chain(rng.choice(shapes).format(phrase), answer, tuple(entities))
@@ -135,7 +83,8 @@ def _named(start: Entity) -> str:
 
 
 def _phrases(entity: Entity, relation: str) -> list[str]:
-    return PHRASES.get(f"{relation}.{entity.what}") or PHRASES[relation]
+    phrases = SENTENCES["phrases"]
+    return phrases.get(f"{relation}.{entity.what}") or phrases[relation]
 
 
 def _value(entity: Entity, name: str) -> str | None:
