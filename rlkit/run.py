@@ -45,6 +45,7 @@ MAY_CHANGE = (
 )
 # Sections that recorded rounds and their split depend on.
 SHAPES_ROUNDS = ("task", "seed", "data", "search", "executor", "checker")
+_BUSY = "{} is being trained by another process; wait for it, stop it, or take another run_name."
 STATES = ("running", "finished", "stopped", "failed")
 
 
@@ -65,9 +66,10 @@ class Run:
         `create`, where there is none.
         """
         folder = Path(config.output_root) / config.run_name
-        run = cls(config, folder)
+        run, saved = cls(config, folder), None
         if run.config_path.exists():
-            run._accept(RunConfig.load(run.config_path), create)
+            saved = RunConfig.load(run.config_path)
+            run._accept(saved, create)
         elif not create:
             raise RunError(_no_run(config.run_name, config.output_root))
         elif run.checkpoints_folder.exists() or run.metrics_path.exists():
@@ -75,7 +77,9 @@ class Run:
                 f"{folder} holds a run without its config.yaml; move the folder away, or take "
                 "another run_name."
             )
-        if create:
+        if create and saved != config:
+            if saved is not None and run.locked():
+                raise RunError(_BUSY.format(folder))
             folder.mkdir(parents=True, exist_ok=True)
             config.save(run.config_path)
         return run
@@ -143,10 +147,7 @@ class Run:
         try:
             guard.acquire()
         except filelock.Timeout:
-            raise RunError(
-                f"{self.folder} is being trained by another process; wait for it, stop it, or take "
-                "another run_name."
-            ) from None
+            raise RunError(_BUSY.format(self.folder)) from None
         try:
             yield
         finally:

@@ -222,6 +222,15 @@ def test_two_processes_cannot_train_in_one_folder_and_a_killed_one_frees_it(conf
         holder.stdout.close()
 
 
+def test_the_parameters_of_a_run_in_progress_are_not_rewritten(config):
+    run = Run.open(config)
+    with run.lock():
+        assert Run.open(config).config == config  # the same ones: a look is free
+        with pytest.raises(RunError, match="being trained"):
+            Run.open(config.with_overrides("training.num_epochs=9"))
+    assert Run.at(run.folder).config == config
+
+
 def test_one_process_cannot_hold_a_folder_twice(config):
     with Run.open(config).lock():
         with pytest.raises(RunError), Run.open(config).lock():
