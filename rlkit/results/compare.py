@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,13 +168,14 @@ def _wanted(config: Any, run: Run, baseline: bool, given: bool, tuned: Sequence[
     return names + [name for name in tuned if name not in names]
 
 
-def _said(log: Callable[[str], None]) -> Callable[[int, int, str], None]:
-    last = ""
+def _said(log: Callable[[str], None], seconds: float = 20.0) -> Callable[[int, int, str], None]:
+    """Say how far the evaluation is: at each policy's beginning, and now and then."""
+    last_policy, last_time = "", 0.0
 
     def say(done: int, total: int, policy: str) -> None:
-        nonlocal last
-        if policy != last:
-            last = policy
-            log(f"evaluation: {policy} ({done} of {total})")
+        nonlocal last_policy, last_time
+        if policy != last_policy or time.monotonic() - last_time >= seconds:
+            last_policy, last_time = policy, time.monotonic()
+            log(f"evaluation: {policy}, {done} of {total} actions")
 
     return say
