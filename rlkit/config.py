@@ -88,9 +88,8 @@ class RunConfig(Section):
         values = {name: value for name, value in values.items() if value is not None}
         given = values.get("overrides") or []
         given = [given] if isinstance(given, str) else given
-        return cls(
-            **{**values, "overrides": [*given, *overrides]} if isinstance(given, list) else values
-        )
+        changed = {**values, "overrides": [*given, *overrides]}
+        return cls.model_validate(changed if isinstance(given, list) else values)
 
     @classmethod
     def prepared(cls, value: Any) -> dict[str, Any]:

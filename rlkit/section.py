@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from rlkit.errors import ConfigError, nearest
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_BAD_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -78,6 +79,11 @@ class Section(BaseModel):
         for name, given in value.items():
             field = cls.model_fields[name]
             value[name] = _coerced(given, field)
+            if _has_bad_text(value[name]):
+                raise ConfigError(
+                    f"{cls.full(name)} is {shown(given)}; a text may hold neither NUL nor half of "
+                    "a surrogate pair."
+                )
             if not _in_choices(value[name], field) or _has_bad_number(value[name], field):
                 raise ConfigError(cls.refusal(name, given))
         try:
@@ -230,6 +236,13 @@ def _has_bad_number(value: Any, field: FieldInfo) -> bool:
     if int not in parts and float not in parts:
         return False
     return isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _has_bad_text(value: Any) -> bool:
+    """Whether a text holds what no file name, and no UTF-8, can hold."""
+    if isinstance(value, list):
+        return any(_has_bad_text(item) for item in value)
+    return isinstance(value, str) and bool(_BAD_TEXT.search(value))
 
 
 def _in_choices(value: Any, field: FieldInfo) -> bool:

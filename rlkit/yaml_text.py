@@ -13,6 +13,8 @@ import yaml
 from rlkit.errors import ConfigError
 from rlkit.files import write_text
 
+MAX_VALUES = 100_000  # a params file has some two hundred
+
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, but strict with keys and generous with exponents."""
@@ -48,7 +50,7 @@ def parse_yaml(text: str, source: str) -> Any:
     since it may hold a secret.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -59,8 +61,28 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(
             f"{source}: a sign that YAML does not allow (position {error.position}); remove it."
         ) from None
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError, TypeError, AttributeError) as error:
+        # PyYAML's constructors meet `!!timestamp x` and the like with whatever comes to hand
         raise ConfigError(f"{source}: not readable as YAML ({type(error).__name__}).") from None
+    _refuse_endless(value, source)
+    return value
+
+
+def _refuse_endless(value: Any, source: str) -> None:
+    """Raise ConfigError where anchors make a value hold itself, or grow beyond all measure."""
+    waiting = [value]
+    for _ in range(MAX_VALUES):
+        if not waiting:
+            return
+        inner = waiting.pop()
+        if isinstance(inner, dict):
+            waiting += [*inner.keys(), *inner.values()]
+        elif isinstance(inner, (list, tuple, set)):
+            waiting += inner
+    raise ConfigError(
+        f"{source} has more than {MAX_VALUES} values, or one that holds itself; "
+        "write out what its anchors (& and *) stand for."
+    )
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -71,6 +93,8 @@ def read_yaml(path: str | Path) -> Any:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it so.") from None
+    except ValueError as error:  # a NUL in the path
+        raise ConfigError(f"{str(path)!r} cannot be read ({error}); check the path.") from None
     return parse_yaml(text, str(path))
 
 

@@ -288,11 +288,26 @@ def test_what_only_resembles_a_secret_is_allowed():
         ("seed: !!python/object/apply:os.getcwd []\n", r"p\.yaml, line 1"),
         ("grop:\n  group_size: 8\n", r"p\.yaml: grop is neither .* did you mean grpo\?"),
         ("grpo:\n  kl_penalty: .nan\n", r"grpo\.kl_penalty is nan"),
+        ("grpo: &a {group_size: *a}\n", r"p\.yaml has .* one that holds itself"),
+        ("overrides: &a [*a]\n", r"p\.yaml has .* one that holds itself"),
+        ("1: 2\n", r"p\.yaml: 1 is neither a section nor a parameter"),
+        ("~: 2\n", r"p\.yaml: None is neither a section nor a parameter"),
+        ("run_name: !!timestamp foo\n", r"p\.yaml: not readable as YAML"),
+        ('output_root: "a\\0b"\n', r"output_root is .* neither NUL nor half"),
+        ('data: {collectors: ["\\ud800"]}\n', r"data\.collectors is .* neither NUL nor half"),
     ],
 )
 def test_a_damaged_params_file_is_named(tmp_path, text, sentence):
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(ConfigError, match=sentence):
+        RunConfig.load(tmp_path / "p.yaml")
+
+
+def test_anchors_that_multiply_beyond_measure_are_refused_at_once(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
+    (tmp_path / "p.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"p\.yaml has more than 100000 values"):
         RunConfig.load(tmp_path / "p.yaml")
 
 
