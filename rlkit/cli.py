@@ -87,6 +87,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno is None:  # not the system's own word, so it is a bug
+            raise
+        print(f"error: {_what_the_system_said(error)}", file=sys.stderr)
+        return 2
+
+
+def _what_the_system_said(error: OSError) -> str:
+    """A full disk, a folder that may not be written, a file where a folder should be."""
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return (
+        f"{place}{error.strerror or error}; check the path, its permissions and the space on the "
+        "disk, then give the same command again."
+    )
 
 
 def _how_to_go_on(command: str) -> str:
@@ -139,7 +153,7 @@ def _config_of(checkpoints: Sequence[Path]) -> Path | None:
             raise ConfigError(f"there is no checkpoint at {checkpoint}; check the path.")
     if not checkpoints:
         return None
-    found = checkpoints[0].resolve().parents[1] / "config.yaml"
+    found = checkpoints[0].resolve().parent.parent / "config.yaml"  # / is its own parent
     return found if found.exists() else None
 
 

@@ -88,6 +88,26 @@ def test_a_run_that_saved_itself_when_interrupted_ends_with_130_too(stand_in, tm
     assert "goes on from the last checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "error: No space left on device; check the path"),
+        (PermissionError(13, "Permission denied", "outputs/x"), "error: outputs/x: Permission den"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_with_code_2(stand_in, capsys, error, said):
+    stand_in("rlkit.training.loop", "train_run", error)
+    assert cli.main(["train"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(said) and shown.count("\n") == 1
+
+
+def test_a_folder_near_the_root_that_is_no_checkpoint_is_no_crash(stand_in, tmp_path):
+    evaluate = stand_in("rlkit.results.compare", "evaluate_run", ModelError("no checkpoint."))
+    assert cli.main(["eval", "--checkpoint", "/"]) == 2
+    assert len(evaluate) == 1
+
+
 def test_a_bug_keeps_its_traceback(stand_in):
     stand_in("rlkit.training.loop", "train_run", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
