@@ -107,6 +107,17 @@ def read_json(path: str | Path) -> Any:
         raise DataError(f"{path} is nested too deeply to be read; mend the file.") from error
 
 
+def read_object(path: str | Path) -> dict[str, Any]:
+    """Read one JSON file that holds an object; raises DataError for anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(
+            f"{path} holds a {type(value).__name__} where an object is wanted; mend or remove the "
+            "file."
+        )
+    return value
+
+
 def read_jsonl(
     path: str | Path, *, skip_half_line: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:

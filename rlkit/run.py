@@ -16,13 +16,13 @@ import filelock
 import pandas as pd
 
 from rlkit.config import RunConfig
-from rlkit.errors import RunError, nearest
+from rlkit.errors import RlkitError, RunError, nearest
 from rlkit.files import (
     append_line,
     flat,
     plain,
-    read_json,
     read_jsonl,
+    read_object,
     write_bytes,
     write_json,
     write_text,
@@ -234,7 +234,12 @@ class Run:
         where nothing has begun."""
         if not self.status_path.exists():
             return {"state": "new"}
-        found = read_json(self.status_path)
+        found = read_object(self.status_path)
+        if found.get("state") not in STATES:
+            raise RunError(
+                f"{self.status_path} names no state; allowed are {', '.join(STATES)}: remove the "
+                "file, and the run goes by its checkpoints."
+            )
         if found.get("state") == "running" and not self.locked():
             found["state"] = "interrupted"
         return found
@@ -246,8 +251,9 @@ class Run:
         record = {"schema": 1, "run_name": self.config.run_name, "seed": self.config.seed}
         record |= environment_record() | plain(extra or {})
         if self.lineage_path.exists():
-            before = read_json(self.lineage_path)
-            record["earlier"] = [*before.pop("earlier", []), before]
+            before = read_object(self.lineage_path)
+            earlier = before.pop("earlier", None)
+            record["earlier"] = [*(earlier if isinstance(earlier, list) else []), before]
         write_json(self.lineage_path, record)
 
 
@@ -269,8 +275,8 @@ def load_run(name: str, output_root: str | Path = "outputs") -> RunFrames:
         config=run.config,
         metrics=pd.DataFrame(run.read_metrics()),
         rollouts=run.read_rollouts(),
-        evaluation=read_json(run.evaluation_path) if run.evaluation_path.exists() else None,
-        lineage=read_json(run.lineage_path) if run.lineage_path.exists() else {},
+        evaluation=read_object(run.evaluation_path) if run.evaluation_path.exists() else None,
+        lineage=read_object(run.lineage_path) if run.lineage_path.exists() else {},
     )
 
 
@@ -287,7 +293,10 @@ def list_runs(output_root: str | Path = "outputs") -> list[dict[str, Any]]:
     rows = []
     for config_path in Path(output_root).glob("*/config.yaml"):
         run = Run(RunConfig(), config_path.parent)  # its own parameters may not be sound
-        status = run.status()
+        try:
+            status = run.status()
+        except RlkitError:  # one damaged run must not hide the others
+            status = {"state": "damaged"}
         rows.append(
             {
                 "run_name": run.folder.name,

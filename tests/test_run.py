@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from rlkit.config import RunConfig
-from rlkit.errors import DataError, RunError
+from rlkit.errors import DataError, RlkitError, RunError
 from rlkit.lineage import git_state
 from rlkit.run import Run, find_run, list_runs, load_run
 
@@ -266,3 +266,23 @@ def test_list_runs_shows_each_run_once_newest_first(config):
         ("two", "finished", 4), ("one", "new", None)
     ]  # fmt: skip
     assert list_runs(config.output_root + "/nowhere") == []
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "{}", '{"state": "x"}', "{", "\0"])
+def test_a_damaged_status_is_named_and_hides_no_other_run(config, content):
+    run = Run.open(config)
+    Run.open(config.with_overrides("run_name=two")).set_status("finished", step=4)
+    run.status_path.write_text(content)
+    with pytest.raises(RlkitError, match=r"status\.json"):
+        run.status()
+    states = {row["run_name"]: row["state"] for row in list_runs(config.output_root)}
+    assert states == {config.run_name: "damaged", "two": "finished"}
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "null"])
+def test_a_damaged_lineage_is_named_and_stays(config, content):
+    run = Run.open(config)
+    run.lineage_path.write_text(content)
+    with pytest.raises(DataError, match=r"lineage\.json holds a \w+ where an object is wanted"):
+        run.write_lineage()
+    assert run.lineage_path.read_text() == content

@@ -58,6 +58,10 @@ _COLUMNS = (
     "policy", "state_id", "question_id", "hops", "round", *METRICS, "unjudged", "documents_read",
     "completion", "clues", "documents",
 )  # fmt: skip
+_STATE_KEYS = (
+    "state_id", "question_id", "question", "subgoal", "round", "hops", "n_seen", "n_missing",
+    "missing",
+)  # fmt: skip
 _WHOLE = ("hops", "round", "unjudged", "documents_read")
 
 
@@ -207,9 +211,22 @@ def load_evaluation(path: str | Path) -> Evaluation:
         raise DataError(f"{path} has schema {found!r}, not {SCHEMA}; evaluate the run again.")
     if not (isinstance(data.get("rows"), list) and isinstance(data.get("states"), list)):
         raise DataError(f"{path} lacks its lists 'rows' and 'states'; evaluate the run again.")
+    for kind, wanted in (("rows", _COLUMNS), ("states", _STATE_KEYS)):
+        for number, row in enumerate(data[kind]):
+            missing = [k for k in wanted if k not in row] if isinstance(row, dict) else wanted
+            if missing:
+                raise DataError(
+                    f"{path}: {kind}[{number}] lacks {missing[0]!r}; evaluate the run again."
+                )
+    try:
+        frame = _frame(data["rows"])
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path}: a value in `rows` is no number ({error}); evaluate the run again."
+        ) from error
     worked_out = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences")
     facts = {k: v for k, v in data.items() if k not in (*worked_out, "states", "rows")}
-    return Evaluation(_frame(data["rows"]), tuple(data["states"]), facts)
+    return Evaluation(frame, tuple(data["states"]), facts)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

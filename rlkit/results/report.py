@@ -20,13 +20,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rlkit.config import RunConfig
-from rlkit.errors import RunError
-from rlkit.files import flat, read_json, write_text
+from rlkit.errors import ConfigError, DataError, RunError
+from rlkit.files import flat, read_object, write_text
 from rlkit.results import plots
 from rlkit.results.evaluate import METRICS, NAMES, REWARD_PARTS, Evaluation, load_evaluation
 from rlkit.results.statistics import ENOUGH_NON_ZERO, interval_text
 from rlkit.results.story import headline, known_text, pick_cases
 from rlkit.run import Run
+from rlkit.section import shown
 from rlkit.yaml_text import read_yaml
 
 FILES = {
@@ -94,7 +95,10 @@ def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
 
 def changed_parameters(path: str | Path) -> list[dict[str, Any]]:
     """The parameters of a `config.yaml` that differ from the defaults, with unit and help."""
-    given = flat(read_yaml(path) or {})
+    values = read_yaml(path) or {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {shown(values)}; wanted are sections, such as `grpo:`.")
+    given = flat(values)
     rows = []
     for key, default, unit, _, text in RunConfig.describe():
         value = given.get(key, default)
@@ -119,10 +123,14 @@ def signed(value: float | None) -> str:
 
 def _lineage(path: Path) -> dict[str, Any]:
     """The lineage as rows: versions in one, the records of earlier sessions as their number."""
-    record = dict(read_json(path))
-    versions = record.pop("versions", None) or {}
+    record = read_object(path)
+    versions, earlier = record.pop("versions", None) or {}, record.pop("earlier", None) or []
+    if not isinstance(versions, dict) or not isinstance(earlier, list):
+        raise DataError(
+            f"{path}: `versions` is an object and `earlier` a list; mend or remove the file."
+        )
     record["versions"] = ", ".join(f"{name} {v}" for name, v in versions.items() if v)
-    record["earlier"] = len(record.get("earlier", ()))
+    record["earlier"] = len(earlier)
     return {key: value for key, value in flat(record).items() if value not in (None, "")}
 
 

@@ -122,6 +122,8 @@ def test_files_of_another_schema_or_shape_are_refused(tmp_path: Path) -> None:
         ('{"schema": 2}', "schema 2"),
         ("[]", "list"),
         ('{"schema": 1}', "rows"),
+        ('{"schema": 1, "states": [], "rows": [5]}', r"rows\[0\] lacks 'policy'"),
+        ('{"schema": 1, "states": [{}], "rows": []}', r"states\[0\] lacks 'state_id'"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=reason):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.errors import DataError, RunError
+from rlkit.errors import DataError, RlkitError, RunError
 from rlkit.files import flat
 from rlkit.results.report import changed_parameters, number, signed, write_report
 
@@ -103,6 +103,23 @@ def test_damaged_files_and_missing_folders_are_named(toy_run: Path, tmp_path: Pa
         write_report(tmp_path / "nowhere")
     (toy_run / "evaluation.json").write_text('{"schema": 1, "rows": [')
     with pytest.raises(DataError, match="evaluation.json"):
+        write_report(toy_run)
+    assert not (toy_run / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (name, text)
+        for name in ("lineage.json", "config.yaml", "status.json")
+        for text in ("5", "[1]")
+    ]
+    + [("lineage.json", '{"versions": 5}'), ("lineage.json", '{"earlier": 5}')]
+    + [("status.json", "{}")],
+)
+def test_files_of_another_shape_are_named(toy_run: Path, name: str, content: str) -> None:
+    (toy_run / name).write_text(content)
+    with pytest.raises(RlkitError, match=name):
         write_report(toy_run)
     assert not (toy_run / "report.html").exists()
 
