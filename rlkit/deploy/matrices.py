@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -76,8 +77,9 @@ def _pairs(adapter: str | Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float
     folder = Path(adapter)
     try:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        scale = settings["lora_alpha"] / settings["r"]
         tensors = load_file(folder / "adapter_model.safetensors")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f"the adapter at {folder} cannot be read: {error}") from error
     ending = ".lora_A.weight"
     names = sorted(key.removesuffix(ending) for key in tensors if key.endswith(ending))
@@ -89,4 +91,4 @@ def _pairs(adapter: str | Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float
             tensors[f"{name}.lora_B.weight"].float(),
         )
         for name in names
-    }, settings["lora_alpha"] / settings["r"]
+    }, scale

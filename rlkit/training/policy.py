@@ -191,11 +191,15 @@ def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
     folder = Path(adapter)
     config, weights = _adapter_files(adapter)
     try:
-        trained_on = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        trained_on = settings.get("base_model_name_or_path")
+        if settings.get("peft_type") != "LORA":
+            raise ValueError(f"its peft_type is {settings.get('peft_type')!r}, not 'LORA'")
+        peft.LoraConfig.from_pretrained(str(folder))
         modules = dict(base.named_modules())
         with safe_open(str(weights), framework="pt") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}
-    except (ValueError, SafetensorError, OSError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, SafetensorError, OSError, AttributeError) as error:
         raise ModelError(
             f"the adapter at {folder} is damaged ({error}); use another checkpoint."
         ) from error

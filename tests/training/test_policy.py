@@ -98,6 +98,7 @@ def test_an_adapter_names_the_base_as_it_was_given(tmp_path):
     [
         ("missing", "adapter_model.safetensors is missing"),
         ("truncated", "is damaged"),
+        ("no kind", "is damaged"),
         ("other base", "does not fit"),
     ],
 )
@@ -109,6 +110,8 @@ def test_an_adapter_that_does_not_fit_is_refused_in_one_sentence(tmp_path, model
         file.unlink()
     elif damage == "truncated":
         file.write_bytes(file.read_bytes()[:40])
+    elif damage == "no kind":
+        (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     else:
         base = tiny_base(hidden_size=48)
     with pytest.raises(ModelError, match=words):
