@@ -99,6 +99,10 @@ def _data(config: RunConfig) -> tuple[str, str]:
     library = load_library(config)
     text = f"{len(library.corpus)} documents, {len(library.questions)} questions"
     if config.data.source != "rounds":
+        without = sum(not question.gold_docids for question in library.questions)
+        if config.checker.kind == "gold" and config.data.rounds_path is None and without:
+            level = "fail" if without == len(library.questions) else "warn"
+            return level, f"{text}; {without} without the gold that checker.kind gold judges by"
         return "ok", text
     level, rounds = _rounds(config)
     return level, f"{text}; {rounds}"

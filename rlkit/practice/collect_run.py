@@ -44,6 +44,11 @@ def collect_run(
             "there are no questions to play, so no rounds can be collected; set "
             "data.questions_path, or give recorded rounds as data.rounds_path."
         )
+    if config.checker.kind == "gold" and not any(q.gold_docids for q in questions):
+        raise DataError(
+            f"none of the {len(questions)} questions has gold documents, so the gold checker can "
+            "label nothing; give gold_docids, or name another checker in checker.kind."
+        )
     search = config.search
     orchestrator = orchestrator or SearchOrchestrator(
         library.corpus, build_backend(library.corpus, search), search.top_k

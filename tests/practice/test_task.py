@@ -210,3 +210,12 @@ def test_a_corpus_without_questions_cannot_be_collected(tmp_path: Path) -> None:
     library = load_library(config)
     with pytest.raises(DataError, match="no questions to play"):
         collect_run(config, tmp_path, library=replace(library, questions=()))
+
+
+def test_questions_without_any_gold_are_refused_before_they_are_played(tmp_path: Path) -> None:
+    config = RunConfig.from_sections()
+    library = load_library(config)
+    bare = tuple(replace(question, gold_docids=()) for question in library.questions[:3])
+    with pytest.raises(DataError, match="none of the 3 questions has gold documents"):
+        collect_run(config, tmp_path / "rounds", library=replace(library, questions=bare))
+    assert not (tmp_path / "rounds").exists()
