@@ -44,6 +44,8 @@ def evaluate_run(
         )
     adapters = _checkpoints(run, baseline, checkpoints, log)
     wanted = _wanted(config, run, baseline, bool(checkpoints), list(adapters))
+    if "tuned" in config.evaluation.policies and not adapters and not baseline:
+        log(f"evaluation: {run.folder} has no checkpoint yet, so no tuned Executor is compared")
     corpus = task.env.orchestrator.corpus
     policies = build_policies(config, run, wanted, adapters, corpus, task, log)
     evaluation = evaluate_policies(

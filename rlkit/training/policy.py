@@ -138,15 +138,13 @@ def load_base_model(
         )
         options["device_map"] = {"": precision.device}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            source, trust_remote_code=trust_remote_code
-        )
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source, trust_remote_code=trust_remote_code, **options
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"the model {str(base_path)!r} cannot be loaded: {first[:300]}") from error
+    tokenizer = load_tokenizer(base_path, trust_remote_code=trust_remote_code)
     if precision.four_bit:
         _keep_autograd_in_4bit(model)
     else:
@@ -170,10 +168,11 @@ def load_tokenizer(
 ) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a base model, without the model.
 
-    Raises ModelError with what was asked for where transformers cannot load it.
+    Raises ModelError with what was asked for where transformers cannot load it, or makes an empty
+    one, as it does of a folder without the tokenizer's files.
     """
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             resolve_base_model(base_path), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
@@ -181,6 +180,12 @@ def load_tokenizer(
         raise ModelError(
             f"the tokenizer of {str(base_path)!r} cannot be loaded: {first[:300]}"
         ) from error
+    if not tokenizer("plain text", add_special_tokens=False)["input_ids"]:
+        raise ModelError(
+            f"{base_path} holds a model but no tokenizer (plain text gives no tokens); put its "
+            "tokenizer's files beside the weights."
+        )
+    return tokenizer
 
 
 def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from rlkit.results.compare import _checkpoints
+from rlkit.config import RunConfig
+from rlkit.results.compare import _checkpoints, evaluate_run
 
 
 def test_checkpoints_of_the_same_step_from_other_runs_are_all_kept(tmp_path: Path) -> None:
@@ -17,3 +18,11 @@ def test_checkpoints_of_the_same_step_from_other_runs_are_all_kept(tmp_path: Pat
         "checkpoint-10": folders[1],
         "third_again-checkpoint-10": folders[2],
     }
+
+
+def test_a_run_without_a_checkpoint_says_that_no_tuned_executor_is_compared(tmp_path: Path) -> None:
+    changes = [f"output_root={tmp_path}", "evaluation.policies=[raw_question, tuned, oracle]"]
+    said: list[str] = []
+    config = RunConfig.load("params/debug.yaml", changes)
+    assert evaluate_run(config, log=said.append).policies == ["raw_question", "oracle"]
+    assert any("no checkpoint yet" in line for line in said)

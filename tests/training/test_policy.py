@@ -131,6 +131,12 @@ def test_a_model_that_is_not_there_is_one_sentence(name, words):
         load(name)
 
 
+def test_a_model_folder_without_a_tokenizer_is_one_sentence(tmp_path):
+    tiny_base().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no tokenizer"):
+        load(tmp_path)
+
+
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"holds no config\.json"):
         resolve_base_model(tmp_path)
