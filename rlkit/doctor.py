@@ -70,7 +70,7 @@ def _folder(config: RunConfig) -> tuple[str, str]:
 
 
 def _device(config: RunConfig) -> tuple[str, str]:
-    from rlkit.training.policy import choose_precision
+    from rlkit.training.precision import choose_precision
 
     asked = config.model
     chosen = choose_precision(asked.device, asked.dtype, asked.load_in_4bit)

@@ -26,9 +26,10 @@ from rlkit.config import RunConfig
 from rlkit.errors import ModelError, RunError
 from rlkit.files import new_folder, write_json
 from rlkit.run import Run
+from rlkit.training.adapters import check_adapter
 from rlkit.training.checkpointing import PREFIX, checkpoint_steps
 from rlkit.training.models import resolve_base_model
-from rlkit.training.policy import DTYPES, check_adapter
+from rlkit.training.precision import DTYPES
 
 TOLERANCE = 1e-4  # of logits in float32: rounding moves them by 1e-5, a wrong merge by far more
 CERTIFICATE = "merge.json"

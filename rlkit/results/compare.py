@@ -15,9 +15,11 @@ from rlkit.practice.source import load_library, sample_of
 from rlkit.practice.task import build_search_task
 from rlkit.results.evaluate import Evaluation, evaluate_policies
 from rlkit.run import Run
+from rlkit.training.adapters import REFERENCE, check_adapter
 from rlkit.training.checkpointing import newest_checkpoint
 from rlkit.training.loop import load_model
-from rlkit.training.policy import REFERENCE, ModelPolicy, check_adapter, token_counter
+from rlkit.training.policy import ModelPolicy
+from rlkit.training.text import token_counter
 
 
 def evaluate_run(

@@ -21,9 +21,11 @@ from rlkit.practice.task import build_search_task
 from rlkit.run import Run
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor
-from rlkit.training.policy import load_model_with_lora, token_counter
+from rlkit.training.policy import load_model_with_lora
+from rlkit.training.schedule import state_order
 from rlkit.training.sft import encode_examples, save_warm_start, train_sft
-from rlkit.training.trainer import GRPOTrainer, state_order
+from rlkit.training.text import token_counter
+from rlkit.training.trainer import GRPOTrainer
 
 Log = Callable[[str], None]
 

@@ -81,3 +81,42 @@ def mean(values: Sequence[float | None]) -> float | None:
     """The mean of what is known; None of nothing."""
     known = [float(v) for v in values if v is not None]
     return sum(known) / len(known) if known else None
+
+
+def group_tensors(group: Group) -> dict[str, Tensor]:
+    tensors = {
+        "prompt": torch.tensor(group.prompt),
+        "tokens": group.sampled.tokens,
+        "mask": group.sampled.mask,
+        "sampled_logp": group.sampled.logprobs,
+        "ended": group.sampled.ended,
+        "advantages": torch.from_numpy(group.advantages),
+        "known": torch.tensor([reward is not None for reward in group.rewards]),
+        "old_logp": group.old_logp,
+        "entropy": group.entropy,
+        "ref_logp": group.ref_logp,
+    }
+    return {k: v.detach().cpu().contiguous() for k, v in tensors.items() if v is not None}
+
+
+def group_from_tensors(state: Any, pending: dict[str, Tensor], index: int, device: Any) -> Group:
+    """A group that only waits for further passes: its texts and scores are in the rollouts."""
+    t = {
+        key.rsplit("/", 1)[1]: value.to(device)
+        for key, value in pending.items()
+        if key.startswith(f"group/{index}/")
+    }
+    sampled = SampledActions(t["tokens"], t["mask"], t["sampled_logp"], t["ended"])
+    scores = [Score(0.0 if known else None, {}) for known in t["known"].tolist()]
+    return Group(
+        state,
+        0,
+        t["prompt"].tolist(),
+        sampled,
+        [""] * len(scores),
+        scores,
+        t["advantages"].cpu().numpy(),
+        t["old_logp"],
+        t.get("ref_logp"),
+        t["entropy"],
+    )

@@ -19,14 +19,10 @@ from torch import nn
 
 from rlkit.errors import DataError
 from rlkit.files import new_folder, write_json
+from rlkit.training.adapters import save_lora_checkpoint
+from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.policy import (
-    assert_gradients,
-    clip_gradients,
-    encode_prompt,
-    save_lora_checkpoint,
-    trainable,
-)
+from rlkit.training.text import encode_prompt
 
 
 @dataclass(frozen=True)

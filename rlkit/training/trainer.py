@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rlkit.training.adapters import as_reference, load_lora_checkpoint, save_lora_checkpoint
 from rlkit.training.checkpointing import (
     PREFIX,
     arithmetic,
@@ -31,24 +32,14 @@ from rlkit.training.checkpointing import (
     write_checkpoint,
 )
 from rlkit.training.credit import clue_advantages, clue_of_tokens
+from rlkit.training.gradients import assert_gradients, clip_gradients, trainable, without_dropout
 from rlkit.training.grpo import group_advantages, group_loss, k3
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics
-from rlkit.training.policy import (
-    as_reference,
-    assert_gradients,
-    clip_gradients,
-    decode,
-    encode_prompt,
-    end_ids,
-    load_lora_checkpoint,
-    save_lora_checkpoint,
-    token_texts,
-    trainable,
-    without_dropout,
-)
-from rlkit.training.rollout import Group, mean
+from rlkit.training.rollout import Group, group_from_tensors, group_tensors, mean
 from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
+from rlkit.training.schedule import learning_rate
+from rlkit.training.text import decode, encode_prompt, end_ids, token_texts
 
 
 @dataclass
@@ -354,7 +345,7 @@ class GRPOTrainer:
         }
         if self.settings.num_iterations > 1:
             for i, group in enumerate(self.window):
-                tensors |= {f"group/{i}/{k}": v for k, v in _group_tensors(group).items()}
+                tensors |= {f"group/{i}/{k}": v for k, v in group_tensors(group).items()}
         return tensors
 
     def load_checkpoint(self) -> int:
@@ -378,7 +369,7 @@ class GRPOTrainer:
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
         by_id = {s.state_id: s for s in self.task.states("train")} if state["window"] else {}
         self.window = [
-            _group_from_tensors(by_id[state_id], found.pending, i, self.device)
+            group_from_tensors(by_id[state_id], found.pending, i, self.device)
             for i, state_id in enumerate(state["window"])
             if self.settings.num_iterations > 1
         ]
@@ -408,69 +399,3 @@ class GRPOTrainer:
         """Keep every action of the last step in the run's folder."""
         rows = [row for group in self.last_groups for row in group.rows()]
         self.run.write_rollouts(self.progress.step, pd.DataFrame(rows))
-
-
-def learning_rate(settings: Any, move: int, planned: int) -> float:
-    """The rate of move number `move` (from 0): linear warm-up, then the schedule."""
-    if move < settings.warmup_steps:
-        return settings.learning_rate * (move + 1) / settings.warmup_steps
-    left = max(planned - settings.warmup_steps, 1)
-    done = min((move - settings.warmup_steps) / left, 1.0)
-    factor = {
-        "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": (1.0 + math.cos(math.pi * done)) / 2,
-    }[settings.lr_schedule]
-    return settings.learning_rate * factor
-
-
-def state_order(states: Sequence[Any], seed: int, start: int, count: int) -> list[Any]:
-    """States number `start` to `start + count` of an endless row of shuffles, each of which holds
-    every state once; shuffle n is drawn from (seed, n)."""
-    chosen = []
-    for index in range(start, start + count):
-        shuffle, place = divmod(index, len(states))
-        order = np.random.default_rng([seed, shuffle]).permutation(len(states))
-        chosen.append(states[order[place]])
-    return chosen
-
-
-def _group_tensors(group: Group) -> dict[str, Tensor]:
-    tensors = {
-        "prompt": torch.tensor(group.prompt),
-        "tokens": group.sampled.tokens,
-        "mask": group.sampled.mask,
-        "sampled_logp": group.sampled.logprobs,
-        "ended": group.sampled.ended,
-        "advantages": torch.from_numpy(group.advantages),
-        "known": torch.tensor([reward is not None for reward in group.rewards]),
-        "old_logp": group.old_logp,
-        "entropy": group.entropy,
-        "ref_logp": group.ref_logp,
-    }
-    return {k: v.detach().cpu().contiguous() for k, v in tensors.items() if v is not None}
-
-
-def _group_from_tensors(state: Any, pending: dict[str, Tensor], index: int, device: Any) -> Group:
-    """A group that only waits for further passes: its texts and scores are in the rollouts."""
-    from rlkit.practice.task import Score
-
-    t = {
-        key.rsplit("/", 1)[1]: value.to(device)
-        for key, value in pending.items()
-        if key.startswith(f"group/{index}/")
-    }
-    sampled = SampledActions(t["tokens"], t["mask"], t["sampled_logp"], t["ended"])
-    scores = [Score(0.0 if known else None, {}) for known in t["known"].tolist()]
-    return Group(
-        state,
-        0,
-        t["prompt"].tolist(),
-        sampled,
-        [""] * len(scores),
-        scores,
-        t["advantages"].cpu().numpy(),
-        t["old_logp"],
-        t.get("ref_logp"),
-        t["entropy"],
-    )

@@ -8,8 +8,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from rlkit.training import attention
 from rlkit.training.attention import DecodingCache, PackedGroup
+from rlkit.training.gradients import trainable, without_dropout
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.policy import trainable, without_dropout
 from rlkit.training.sampling import sample_actions, uniform_numbers
 from tests.training.conftest import in_float64, tiny_base, with_lora
 

@@ -9,8 +9,8 @@ import pytest
 
 from rlkit.errors import ConfigError, ModelError
 from rlkit.run import Run
+from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.loop import prepare_model, train
-from rlkit.training.policy import save_lora_checkpoint
 from tests.training.conftest import tiny_base, tiny_config, tiny_trainer, with_lora
 
 

@@ -10,23 +10,18 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from rlkit.errors import ModelError
-from rlkit.training.models import DEBUG, byte_tokenizer, debug_config, resolve_base_model
-from rlkit.training.policy import (
-    ModelPolicy,
+from rlkit.training.adapters import (
     as_reference,
-    assert_gradients,
     check_adapter,
-    choose_precision,
-    encode_prompt,
-    end_ids,
     load_lora_checkpoint,
-    load_model_with_lora,
     save_lora_checkpoint,
-    token_texts,
-    trainable,
     using_adapter,
-    without_dropout,
 )
+from rlkit.training.gradients import assert_gradients, trainable, without_dropout
+from rlkit.training.models import DEBUG, byte_tokenizer, debug_config, resolve_base_model
+from rlkit.training.policy import ModelPolicy, load_model_with_lora
+from rlkit.training.precision import choose_precision
+from rlkit.training.text import encode_prompt, end_ids, token_texts
 from tests.training.conftest import tiny_base, with_lora
 
 LORA = SimpleNamespace(rank=4, alpha=8, dropout=0.1, target_modules=["q_proj", "v_proj"])

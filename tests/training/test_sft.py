@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlkit.errors import DataError, ModelError
-from rlkit.training.policy import trainable
+from rlkit.training.gradients import trainable
 from rlkit.training.sft import Example, _batches, encode_examples, save_warm_start, train_sft
 from tests.training.conftest import tiny_base, with_lora
 

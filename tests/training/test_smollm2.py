@@ -10,7 +10,7 @@ from rlkit.practice.task import Score, build_search_task
 from rlkit.run import Run
 from rlkit.training.loop import load_model, train
 from rlkit.training.models import SMOLLM2, SMOLLM2_SHA256, smollm2_file
-from rlkit.training.policy import encode_prompt, token_counter
+from rlkit.training.text import encode_prompt, token_counter
 from rlkit.training.trainer import GRPOTrainer
 
 

@@ -8,9 +8,10 @@ import torch
 
 from rlkit.errors import ModelError
 from rlkit.practice.task import Score
+from rlkit.training.adapters import load_lora_checkpoint
+from rlkit.training.gradients import trainable
 from rlkit.training.loop import train
-from rlkit.training.policy import load_lora_checkpoint, trainable
-from rlkit.training.trainer import learning_rate, state_order
+from rlkit.training.schedule import learning_rate, state_order
 from tests.training.conftest import (
     LetterTask,
     in_float64,

@@ -1,0 +1,144 @@
+"""The LoRA adapters of a model: which are on it, how they are saved and loaded, and whether one
+that is given fits.
+
+`default` is the adapter that is trained; `reference` the frozen warm start whose KL is penalised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import peft
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from rlkit.errors import ModelError
+
+TRAINED, REFERENCE = "default", "reference"
+
+
+def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
+    """Make sure that an adapter folder is there and was trained on this base.
+
+    Raises ModelError naming both bases, or the tensor whose shape does not fit.
+    """
+    folder = Path(adapter)
+    config, weights = _adapter_files(adapter)
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        trained_on = settings.get("base_model_name_or_path")
+        if settings.get("peft_type") != "LORA":
+            raise ValueError(f"its peft_type is {settings.get('peft_type')!r}, not 'LORA'")
+        peft.LoraConfig.from_pretrained(str(folder))
+        modules = dict(base.named_modules())
+        with safe_open(str(weights), framework="pt") as file:
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}
+    except (ValueError, KeyError, TypeError, SafetensorError, OSError, AttributeError) as error:
+        raise ModelError(
+            f"the adapter at {folder} is damaged ({error}); use another checkpoint."
+        ) from error
+    for key, shape in shapes.items():
+        if ".lora_" not in key:
+            continue
+        name = key.removeprefix("base_model.model.").split(".lora_")[0]
+        module = modules.get(name)
+        size = None
+        if module is not None:
+            size = module.in_features if ".lora_A." in key else module.out_features
+        given = shape[1] if ".lora_A." in key else shape[0]
+        if size != given:
+            raise ModelError(
+                f"the adapter at {folder} was trained on {trained_on!r} and does not fit "
+                f"{base_path!r} ({name}: {given} against {size}); use its own base."
+            )
+    if not shapes:
+        raise ModelError(f"the adapter at {folder} holds no weights; use another checkpoint.")
+
+
+def _adapter_files(adapter: str | Path) -> tuple[Path, Path]:
+    """Its configuration and its weights; raises ModelError where one is missing."""
+    folder = Path(adapter)
+    files = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    for file in files:
+        if not file.is_file():
+            raise ModelError(
+                f"there is no adapter at {folder}: {file.name} is missing; check the path."
+            )
+    return files
+
+
+def save_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> Path:
+    """Save the trained adapter in PEFT's own format (adapter_config.json, safetensors)."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, selected_adapters=[TRAINED], save_embedding_layers=False)
+    return folder
+
+
+def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
+    """Put a saved adapter's weights into the trained adapter, in place.
+
+    Raises ModelError where the folder is missing, damaged, for another base, or of another rank,
+    alpha or modules.
+    """
+    ours = model.peft_config[TRAINED]
+    check_adapter(path, model.get_base_model(), str(ours.base_model_name_or_path))
+    theirs = peft.LoraConfig.from_pretrained(str(path))
+    for name in ("r", "lora_alpha", "target_modules"):
+        if getattr(theirs, name) != getattr(ours, name):
+            raise ModelError(
+                f"the adapter at {path} has {name} {getattr(theirs, name)}, the model's has "
+                f"{getattr(ours, name)}; give the lora section that it was trained with."
+            )
+    weights = peft.utils.load_peft_weights(str(path), device="cpu")
+    outcome = peft.set_peft_model_state_dict(model, weights, adapter_name=TRAINED)
+    if outcome.unexpected_keys:
+        raise ModelError(
+            f"the adapter at {path} has other modules than the model "
+            f"({outcome.unexpected_keys[0]})."
+        )
+
+
+@contextmanager
+def using_adapter(model: nn.Module, name: str | None) -> Iterator[None]:
+    """The model with another adapter than the trained one, frozen; None: the untouched base."""
+    if not isinstance(model, peft.PeftModel) or name == TRAINED:
+        yield
+    elif name is None:
+        with model.disable_adapter():
+            yield
+    else:
+        model.set_adapter(name, inference_mode=True)
+        try:
+            yield
+        finally:
+            model.set_adapter(TRAINED)
+
+
+def as_reference(model: peft.PeftModel) -> AbstractContextManager[None]:
+    """The model as the reference: its frozen warm start where there is one, else adapter off."""
+    return using_adapter(model, REFERENCE if REFERENCE in model.peft_config else None)
+
+
+def _peft_config(base: nn.Module, base_path: str | Path, lora: Any) -> peft.LoraConfig:
+    names = {
+        name.rsplit(".", 1)[-1] for name, m in base.named_modules() if hasattr(m, "in_features")
+    }
+    missing = [name for name in lora.target_modules if name not in names]
+    if missing:
+        raise ModelError(
+            f"lora.target_modules names {missing[0]!r}, which {base_path} does not have; it has "
+            + ", ".join(sorted(names - {"lm_head"}))
+            + "."
+        )
+    return peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        task_type="CAUSAL_LM",
+    )
