@@ -31,7 +31,7 @@ from rlkit.training.checkpointing import PREFIX, checkpoint_steps
 from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import DTYPES
 
-TOLERANCE = 1e-4  # of logits in float32: rounding moves them by 1e-5, a wrong merge by far more
+TOLERANCE = 1e-4  # of logits: a right merge moves them by 1e-5, a wrong one by far more
 CERTIFICATE = "merge.json"
 PROMPTS = (
     "Question: Which river flows through the city where the composer of the opera was born?\n",
@@ -56,15 +56,20 @@ class MergeReport:
     saved_max_difference: float  # of logits, reloaded from disk in `dtype`
     saved_mean_difference: float
     saved_top1_agreement: float  # share of positions with the same most likely next token
+    float64_max_difference: float | None = None  # only where float32 cannot tell it from rounding
 
     def __str__(self) -> str:
         return (
             f"{Path(self.output).name}: logits differ from base and adapter by at most "
-            f"{self.float32_max_difference:.1e} in float32 (allowed {TOLERANCE:.0e}); reloaded "
-            f"from disk in {self.dtype} by at most {self.saved_max_difference:.1e}, on average "
+            f"{self.float32_max_difference:.1e} in float32{self._exact()} (allowed "
+            f"{TOLERANCE:.0e}); reloaded from disk in {self.dtype} by at most {self.saved_max_difference:.1e}, on average "
             f"{self.saved_mean_difference:.1e}, same next token at "
             f"{self.saved_top1_agreement:.1%} (n = {self.tokens} tokens of {self.prompts} prompts)"
         )
+
+    def _exact(self) -> str:
+        exact = self.float64_max_difference
+        return "" if exact is None else f", which is rounding, and by {exact:.1e} in float64"
 
 
 def merge_run(
@@ -135,12 +140,17 @@ def merge_lora_to_base(
     lora = adapted.peft_config["default"]
     before = _logits(adapted, prompts)
     merged = _merged(adapted, Path(adapter_path))
-    exact = _difference(before, _logits(merged, prompts))[0]
+    in_float32 = _difference(before, _logits(merged, prompts))[0]
+    in_float64 = None
+    if not in_float32 <= TOLERANCE:
+        again, _ = _load_base(source, str(base_path), trust_remote_code)
+        in_float64 = _float64_difference(_with_adapter(again, Path(adapter_path)), merged, prompts)
+        del again
+    exact = in_float32 if in_float64 is None else in_float64
     if not exact <= TOLERANCE:
         raise ModelError(
-            f"merging {adapter_path} into {base_path} changes the logits by {exact:.1e} in "
-            f"float32, more than {TOLERANCE:.0e}; the merged model would not be "
-            "the trained one, so nothing was saved."
+            f"merging {adapter_path} into {base_path} changes the logits by {exact:.1e}, more than "
+            f"{TOLERANCE:.0e}; the merged model would not be the trained one, so nothing was saved."
         )
     with new_folder(output) as temporary:
         merged.to(DTYPES[dtype]).save_pretrained(temporary)
@@ -159,7 +169,8 @@ def merge_lora_to_base(
             alpha=lora.lora_alpha,
             prompts=len(prompts),
             tokens=sum(prompt.shape[1] for prompt in prompts),
-            float32_max_difference=exact,
+            float32_max_difference=in_float32,
+            float64_max_difference=in_float64,
             saved_max_difference=saved[0],
             saved_mean_difference=saved[1],
             saved_top1_agreement=saved[2],
@@ -257,10 +268,23 @@ def _reload(folder: Path, dtype: str, trust_remote_code: bool) -> nn.Module:
     return model.eval()
 
 
+def _float64_difference(adapted: nn.Module, merged: nn.Module, prompts: Sequence[Tensor]) -> float:
+    """The largest logit difference when both models compute in float64.
+
+    In float32 thirty layers and logits of 40 round by about 1e-4 by themselves (SmolLM2:
+    1.2e-04 in float32, 1.7e-05 in float64); here only the merge itself can differ. `merged` comes
+    back in float32, unchanged, since float32 to float64 and back is exact.
+    """
+    after = _logits(merged.double(), prompts)
+    merged.float()
+    return _difference(_logits(adapted.double(), prompts), after)[0]
+
+
 @torch.no_grad()
 def _logits(model: nn.Module, prompts: Sequence[Tensor]) -> list[Tensor]:
-    """For each prompt (1, P) its logits (P, V) in float32."""
-    return [model(input_ids=prompt).logits[0].float() for prompt in prompts]
+    """For each prompt (1, P) its logits (P, V) in float32, or float64 where the model is."""
+    logits = [model(input_ids=prompt).logits[0] for prompt in prompts]
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in logits]
 
 
 def _difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float, float, float]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.config import RunConfig
+from rlkit.deploy import merge
 from rlkit.deploy.merge import merge_lora_to_base, merge_run
 from rlkit.errors import ModelError, RunError
 from rlkit.run import Run
@@ -139,6 +140,22 @@ def test_damaged_adapters_leave_nothing_behind(base: Path, adapter: Path, tmp_pa
     with pytest.raises(ModelError, match="damaged"):
         merge_lora_to_base(base, broken, out / "merged")
     assert not out.exists()
+
+
+def test_float64_decides_where_float32_cannot_tell_a_merge_from_rounding(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = merge_lora_to_base(base, adapter, tmp_path / "plain", "float32")
+    assert plain.float64_max_difference is None
+    monkeypatch.setattr(merge, "_difference", lambda a, b: (2e-4, 0.0, 1.0))
+    exact = 3e-6
+    monkeypatch.setattr(merge, "_float64_difference", lambda *models: exact)
+    report = merge_lora_to_base(base, adapter, tmp_path / "decided", "float32")
+    assert (report.float32_max_difference, report.float64_max_difference) == (2e-4, exact)
+    assert "rounding, and by 3.0e-06 in float64" in str(report)
+    exact = 1.1e-4
+    with pytest.raises(ModelError, match=r"changes the logits by 1\.1e-04"):
+        merge_lora_to_base(base, adapter, tmp_path / "refused", "float32")
 
 
 def test_a_wrong_merge_is_found_and_not_saved(
