@@ -62,8 +62,9 @@ class MergeReport:
         return (
             f"{Path(self.output).name}: logits differ from base and adapter by at most "
             f"{self.float32_max_difference:.1e} in float32{self._exact()} (allowed "
-            f"{TOLERANCE:.0e}); reloaded from disk in {self.dtype} by at most {self.saved_max_difference:.1e}, on average "
-            f"{self.saved_mean_difference:.1e}, same next token at "
+            f"{TOLERANCE:.0e}); reloaded from disk in {self.dtype} by at most "
+            f"{self.saved_max_difference:.1e}, on average {self.saved_mean_difference:.1e}, same "
+            f"next token at "
             f"{self.saved_top1_agreement:.1%} (n = {self.tokens} tokens of {self.prompts} prompts)"
         )
 
