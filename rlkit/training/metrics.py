@@ -4,12 +4,13 @@
 |---|---|
 | reward, reward_std | mean reward of scored actions; mean standard deviation within groups |
 | frac_reward_zero_std | share of groups whose rewards are all equal: they teach nothing |
-| kl | k3 to the reference, per sampled token |
-| entropy | of the policy at the sampled tokens, nats per token |
+| kl | k3 to the reference, per token that the loss counts; none where it counts no token |
+| entropy | of the policy, nats per token that the loss counts |
 | loss | of the step; near 0 on-policy, since advantages sum to 0: that is normal |
 | completions/mean_length, completions/clipped_ratio | tokens an action; share cut at the limit |
 | clip_ratio/low_mean, clip_ratio/high_mean | share of tokens clipped, in later passes |
 | sampling_logp_difference | mean absolute difference between decoding and policy pass, nats |
+| unjudged_share | share of actions that could not be scored: they leave the loss |
 | time/... | share of the step's time in sampling, environment, training |
 """
 
@@ -19,7 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from rlkit.training.grpo import k3
 from rlkit.training.rollout import Group, mean
 
 # Components of a score whose mean is a metric, where a task gives them.
@@ -46,13 +50,11 @@ def step_metrics(
     scores = [score for group in groups for score in group.scores]
     lengths = [int(row.sum()) for group in groups for row in group.sampled.mask]
     total = {key: sum(s.get(key, 0.0) for s in stats) for key in {k for s in stats for k in s}}
-    tokens = max(total.get("real_tokens", 0.0), 1.0)
     metrics: dict[str, Any] = {
         "reward": mean([score.reward for score in scores]),
         "reward_std": mean([_spread(group.rewards) for group in groups]),
         "frac_reward_zero_std": mean([float(_spread(group.rewards) == 0) for group in groups]),
-        "kl": total["kl"] / tokens if "kl" in total else None,
-        "entropy": total.get("entropy", 0.0) / tokens,
+        **token_means(groups, settings.mask_truncated),
         "loss": total.get("total", 0.0) / max(total.get("denominator", 0.0), 1.0),
         "grad_norm": None,
         "learning_rate": None,
@@ -61,7 +63,6 @@ def step_metrics(
             [float(not ended) for group in groups for ended in group.sampled.ended.tolist()]
         ),
         **clip_ratios(stats),
-        "sampling_logp_difference": total.get("sampling_difference", 0.0) / tokens,
         "unjudged_share": mean([float(score.reward is None) for score in scores]),
     }
     metrics |= update
@@ -73,6 +74,23 @@ def step_metrics(
     metrics |= {f"time/{part}": spent / seconds for part, spent in clock.items() if seconds}
     metrics["step_time"] = seconds
     return metrics
+
+
+def token_means(groups: Sequence[Group], mask_truncated: bool) -> dict[str, float | None]:
+    """`kl`, `entropy` and `sampling_logp_difference` at a step's first pass, averaged over the
+    tokens that the loss counts; None where there is none (and `kl` where there is no reference).
+    """
+    columns: dict[str, list[Tensor]] = {"kl": [], "entropy": [], "sampling_logp_difference": []}
+    for group in groups:
+        counted = group.loss_mask(mask_truncated)
+        policy = group.old_logp[counted]  # (M,) of the group's M counted tokens
+        if group.ref_logp is not None:
+            columns["kl"].append(k3(group.ref_logp[counted] - policy))
+        columns["entropy"].append(group.entropy[counted])
+        difference = (policy - group.sampled.logprobs[counted]).abs()
+        columns["sampling_logp_difference"].append(difference)
+    values = {name: torch.cat(parts) if parts else None for name, parts in columns.items()}
+    return {n: float(v.mean()) if v is not None and len(v) else None for n, v in values.items()}
 
 
 def clip_ratios(stats: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -226,9 +226,7 @@ def test_a_loss_is_trl_s_on_the_same_log_probabilities(
     for which in range(2):
         own = slice(which * K, (which + 1) * K)
         parts.append(
-            group_loss(
-                found[own], old[own], ref[own], advantages[own][:, None], mask[own], setting
-            )
+            group_loss(found[own], old[own], ref[own], advantages[own][:, None], mask[own], setting)
         )
         clipped += parts[-1].stats["clipped_low"] + parts[-1].stats["clipped_high"]
     value = sum(p.total for p in parts) / sum(p.denominator for p in parts)
