@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlkit.files import new_folder
+from rlkit.files import new_folder, plain
 from rlkit.practice.examples import search_examples
 from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_search_task
 from rlkit.run import Run
+from rlkit.training import alarms
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor
 from rlkit.training.policy import load_model_with_lora
@@ -202,12 +203,18 @@ def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool)
 
 
 def _record(trainer: GRPOTrainer, monitor: Monitor, progress: Any, metrics: dict[str, Any]) -> None:
+    """Send a line of metrics where it belongs; alarms that begin with it become part of it."""
+    begun = alarms.begun([*trainer.run.read_metrics(), plain(metrics)])
+    if begun:
+        metrics = metrics | {"alarms": begun}
     trainer.run.append_metrics(metrics)
     monitor.log(metrics)
     if progress:
         progress(metrics)
     else:
         trainer.log(step_line(metrics))
+    for alarm in begun:
+        trainer.log(f"alarm at step {metrics['step']}: {alarm}")
 
 
 def _dev_evaluation(trainer: GRPOTrainer) -> dict[str, Any]:

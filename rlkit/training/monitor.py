@@ -3,15 +3,18 @@ libraries."""
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from rlkit.errors import ConfigError
+from rlkit.files import write_text
 
 
 class Monitor:
-    """Sends every numeric metric of a step to the trackers that `monitoring` names.
+    """Sends the numeric metrics of a step, and its alarms, to the trackers that `monitoring` names.
 
-    Raises ConfigError, before training begins, where W&B is asked for and not installed.
+    Raises ConfigError, before training begins, where W&B is asked for and not installed, or does
+    not start. `WANDB_MODE=offline` keeps its files in the run's folder, with no account.
     """
 
     def __init__(self, config: Any, run: Any, first_step: int = 0) -> None:
@@ -32,9 +35,13 @@ class Monitor:
         if self._board:
             for name, value in numbers.items():
                 self._board.add_scalar(name, value, step)
+            for alarm in metrics.get("alarms", ()):
+                self._board.add_text("alarms", alarm, step)
             self._board.flush()
         if self._wandb:
             self._wandb.log(numbers, step=step)
+            for alarm in metrics.get("alarms", ()):
+                self._wandb.alert(title=f"step {step}: {alarm.split(':')[0]}", text=alarm)
 
     def close(self) -> None:
         if self._board:
@@ -51,11 +58,26 @@ def _start_wandb(config: Any, run: Any) -> Any:
             "monitoring.use_wandb is true, but wandb is not installed; install the extra "
             "'tracking', or set monitoring.use_wandb to false."
         ) from error
-    return wandb.init(
-        project=config.monitoring.wandb_project,
-        name=config.run_name,
-        config=config.as_dict(),
-        dir=str(run.folder),
-        resume="allow",
-        id=config.run_name,
-    )
+    try:
+        return wandb.init(
+            project=config.monitoring.wandb_project,
+            name=config.run_name,
+            config=config.as_dict(),
+            dir=str(run.folder),
+            resume="allow",
+            id=_wandb_id(run),
+        )
+    except wandb.Error as error:
+        raise ConfigError(
+            f"monitoring.use_wandb is true, and Weights & Biases does not start: {error} Set "
+            "WANDB_API_KEY, or WANDB_MODE=offline, or monitoring.use_wandb to false."
+        ) from error
+
+
+def _wandb_id(run: Any) -> str:
+    """One id a folder, kept in it: a resumed run goes on with its curves, and a new run of the
+    same name, whose steps W&B would drop as repeated ones, gets curves of its own."""
+    path = run.folder / "wandb" / "run_id"
+    if not path.exists():
+        write_text(path, uuid.uuid4().hex)
+    return path.read_text(encoding="utf-8").strip()
