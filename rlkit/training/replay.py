@@ -55,7 +55,7 @@ def compare_loss_types(
     """One row a setting, the run's own first; columns as above.
 
     `run` is a run or its folder; `task`, `model` (with its adapter) and `tokenizer` are those of
-    the run. `steps`: whose actions; by default the last four in which rewards differ within a
+    the run. `steps`: whose actions; by default the last two in which rewards differ within a
     group. `loss_types`: names, or changes such as `{"loss_type": "dapo", "clip_epsilon_high":
     0.28}`, of the run's section `grpo`. `checkpoint`: the step whose adapter is taken, `newest`,
     or None for the model as it stands; the model's own adapter is put back afterwards.
@@ -124,15 +124,15 @@ class _Sum:
         self.total = self.denominator = 0.0
         self.counts = dict.fromkeys(("tokens", "clipped_low", "clipped_high", "effective"), 0.0)
 
-    def add(self, found: TokenWeights, gradient: Sequence[Tensor]) -> None:
+    def add(self, found: TokenWeights, gradient: Sequence[Tensor], factor: float) -> None:
         self.total += found.total
         self.denominator += found.denominator
         for name, count in (found.stats | {"effective": found.effective}).items():
             self.counts[name] += count
         if self.gradient is None:
-            self.gradient = [g.clone() for g in gradient]
+            self.gradient = [factor * part for part in gradient]
         else:
-            torch._foreach_add_(self.gradient, list(gradient))
+            torch._foreach_add_(self.gradient, list(gradient), alpha=factor)
 
     def dot(self, other: _Sum) -> float:
         pairs = zip(self.gradient or (), other.gradient or (), strict=True)
@@ -161,7 +161,7 @@ def _add_group(
     group: Group,
     temperature: float,
 ) -> None:
-    """One forward pass over a group, and through its graph one backward pass a setting."""
+    """One forward pass over a group, and through its graph at most one backward pass a setting."""
     with without_dropout(model), torch.enable_grad():
         logp, _ = group_log_probs(
             model,
@@ -171,10 +171,27 @@ def _add_group(
             temperature=temperature,
         )
     parameters = list(trainable(model).values())
+    known: list[tuple[Tensor, tuple[Tensor, ...]]] = []
     for name, setting in settings.items():
         found = token_weights(logp, group, credit[name], setting)
-        gradient = torch.autograd.grad(logp, parameters, found.weights, retain_graph=True)
-        sums[name].add(found, gradient)
+        factor, gradient = _multiple(found.weights, known)
+        if gradient is None:
+            gradient = torch.autograd.grad(logp, parameters, found.weights, retain_graph=True)
+            known.append((found.weights, gradient))
+        sums[name].add(found, gradient, factor)
+
+
+def _multiple(
+    weights: Tensor, known: Sequence[tuple[Tensor, tuple[Tensor, ...]]]
+) -> tuple[float, tuple[Tensor, ...] | None]:
+    """(factor, gradient) of weights that are, but for rounding, a multiple of weights whose
+    gradient is known: within a group those of bnpo, dapo and dr_grpo are. Else (1, None)."""
+    for other, gradient in known:
+        size = float((other * other).sum())
+        factor = float((weights * other).sum()) / size if size else 0.0
+        if torch.allclose(weights, factor * other, rtol=1e-5, atol=0):
+            return factor, gradient
+    return 1.0, None
 
 
 # -- settings -----------------------------------------------------------------------------------

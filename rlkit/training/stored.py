@@ -19,7 +19,7 @@ from rlkit.training.rollout import Group
 from rlkit.training.sampling import SampledActions
 from rlkit.training.text import encode_prompt, token_texts
 
-STEPS = 4  # enough for a hint; in a comparison of losses each group costs some backward passes
+STEPS = 2  # enough for a hint; in a comparison of losses each group costs some backward passes
 
 
 def chosen_actions(run: Run, steps: Sequence[int] | None) -> pd.DataFrame:
