@@ -74,8 +74,10 @@ class GrpoSection(Section):
     mask_truncated: bool = key(False, "leave out actions cut off at max_new_tokens")
     top_p: float = key(1.0, "nucleus sampling; 1 is off", "probability", allowed="1 (off)")
     top_k: int = key(0, "top-k sampling of tokens; 0 is off", "tokens", allowed="0 (off)")
-    reuse_prompt_graph: Literal["auto"] = key(
-        "auto", "compute a group's prompt once a pass, not group_size times"
+    reuse_prompt_graph: Literal["auto", "never"] = key(
+        "auto",
+        "auto: the policy's first pass takes up the prompt that sampling read (but not with "
+        "gradient checkpointing, nor several states a step with scale_rewards batch)",
     )
     max_new_tokens: int = key(128, "longest action", "tokens", ge=1, le=32768)
     max_grad_norm: float = key(1.0, "the gradient is clipped to this norm", gt=0, le=1e6)

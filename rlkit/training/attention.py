@@ -1,21 +1,27 @@
 """Attention that reads a group's prompt once, however many actions follow it.
 
 Registered with transformers under the name `rlkit`; a model loaded with that name behaves like
-any causal model until a call brings a `group`:
+any causal model until a call brings a `group`, which says what the tokens of the call are:
 
-- `PackedGroup`: one sequence [prompt, a_1, ..., a_K] in one row. The prompt attends to itself;
-  each action attends to the prompt and to itself, as if it stood alone behind the prompt. No
-  P x K dense mask is built: prompt keys and own keys are scored apart and share one softmax.
-- `DecodingCache`: one new token for each of B * K rows; the prompts' keys and values are kept
-  once a prompt, the rows' own ones in buffers that are filled in place.
+- `PromptCache`: the first P - 1 tokens of each prompt. Their keys and values are kept, and the
+  pass ends in the last layer as soon as it has them: nothing else of it is needed.
+- `PackedGroup`: one row [prompt, a_1, ..., a_K], or [last prompt token, a_1, ..., a_K] behind a
+  `PromptCache`. Each action attends to the prompt and to itself, as if it stood alone behind it.
+- `DecodingCache`: one new token of every row; the prompts' keys and values are kept once a
+  prompt, the rows' own ones in buffers that are filled in place.
+
+An action's attention has two parts, on the prompt and on itself. Each is computed by itself, for
+the prompt with the queries of all actions at once, and the two are merged by their log-sum-exps
+(`merge`); no mask or score matrix of the whole row is built.
 
 Shape letters: B prompts, K actions a prompt, P prompt tokens, C action tokens, T tokens of a row
-so far, H query heads, J key heads, G = H / J query heads a key head, D head size.
+so far, S keys, H query heads, J key heads, G = H / J query heads a key head, D head size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +29,42 @@ from transformers import AttentionInterface
 
 NAME = "rlkit"
 
+# The flash attention of PyTorch on a CPU, which also returns the log-sum-exp of the scores:
+# (query, key, value, dropout, is_causal) -> ((B, H, T, D), (B, H, T)); key heads may be fewer.
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class PromptRead(Exception):
+    """Ends the pass over a prompt in the last layer: its keys and values are all there."""
+
+
+@dataclass
+class PromptCache:
+    """Keys and values of all but the last token of B right-padded prompts, layer by layer."""
+
+    last_layer: int
+    length: int  # P - 1 of the longest prompt
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B, J, P - 1, D)
+
 
 @dataclass(frozen=True)
 class PackedGroup:
-    """The layout of one packed row: `prompt_length` P, then `actions` K times `length` tokens."""
+    """The layout of one packed row: `prompt_length` tokens, then `actions` K times `length`.
+
+    `prompt_length` is P, or 1 behind a `prefix` of P - 1 tokens.
+    """
 
     prompt_length: int
     actions: int
     length: int
+    prefix: PromptCache | None = None
 
     def position_ids(self, device: torch.device) -> Tensor:
-        """(1, P + K * length): every action begins at position P."""
-        prompt = torch.arange(self.prompt_length, device=device)
-        action = torch.arange(self.length, device=device) + self.prompt_length
+        """(1, prompt_length + K * length): every action begins at position P."""
+        start = self.prefix.length if self.prefix else 0
+        prompt = torch.arange(self.prompt_length, device=device) + start
+        action = torch.arange(self.length, device=device) + start + self.prompt_length
         return torch.cat([prompt, action.repeat(self.actions)])[None]
 
 
@@ -43,26 +72,56 @@ class PackedGroup:
 class DecodingCache:
     """Keys and values of B right-padded prompts, and of the K rows that grow behind each.
 
-    The first pass (B rows, P tokens) fills the prompt part; every later pass (B * K rows, one
-    token) writes its keys at `self.length` of the rows' buffers and copies nothing.
+    The first call (B rows) brings every prompt's last token, which joins `prefix`; every later
+    one (B * K rows) writes its keys at `self.length` of the rows' buffers and copies nothing.
     """
 
     prompt_lengths: Tensor  # (B,)
     actions: int
     max_length: int
+    prefix: PromptCache | None = None
     prompt: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B, J, P, D)
     own: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B * K, J, C, D)
     length: int = 0
-    padded: bool = False
+    started: bool = False
 
     def __post_init__(self) -> None:
-        self.padded = bool((self.prompt_lengths != self.prompt_lengths.max()).any())
+        self.longest = int(self.prompt_lengths.max())
+        self.padded = bool((self.prompt_lengths != self.longest).any())
+        self._bias: dict[Any, Tensor | None] = {}
 
-    def update(self, key: Tensor, value: Tensor, layer: int, *args, **kwargs):
-        """Store what a layer computed (the interface of transformers' caches)."""
-        if layer not in self.prompt:
-            self.prompt[layer] = (key, value)
-            return key, value
+    def position_ids(self) -> Tensor:
+        """(B * K, 1), before the start (B, 1): the position of the next token of every row."""
+        if not self.started:
+            return (self.prompt_lengths - 1)[:, None]
+        return (self.prompt_lengths + self.length).repeat_interleave(self.actions)[:, None]
+
+    def advance(self) -> None:
+        """The token of the call is in; the next one comes behind it."""
+        self.length += self.started
+        self.started = True
+
+    def join_prompt(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Put (B, J, 1, D) of the last prompt tokens behind each prompt's others."""
+        if self.prefix is None:
+            joined = (key, value)
+        else:
+            joined = tuple(
+                self._insert(old, new)
+                for old, new in zip(self.prefix.layers[layer], (key, value), strict=True)
+            )
+        self.prompt[layer] = joined
+        return joined
+
+    def _insert(self, old: Tensor, new: Tensor) -> Tensor:
+        if not self.padded:
+            return torch.cat([old, new], dim=2)
+        wide = nn.functional.pad(old, (0, 0, 0, 1))
+        wide[torch.arange(len(old), device=old.device), :, self.prompt_lengths - 1] = new[:, :, 0]
+        return wide
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store (B * K, J, 1, D) of the rows' newest tokens; returns all of their own so far."""
         if layer not in self.own:
             shape = (key.shape[0], key.shape[1], self.max_length, key.shape[3])
             self.own[layer] = (key.new_empty(shape), value.new_empty(shape))
@@ -71,12 +130,25 @@ class DecodingCache:
         values[:, :, self.length] = value[:, :, 0]
         return keys[:, :, : self.length + 1], values[:, :, : self.length + 1]
 
-    def get_seq_length(self, layer: int = 0) -> int:
-        return int(self.prompt_lengths.max()) + self.length if self.prompt else 0
-
-    def position_ids(self) -> Tensor:
-        """(B * K, 1): the position of the next token of every row."""
-        return (self.prompt_lengths + self.length).repeat_interleave(self.actions)[:, None]
+    def prompt_bias(self, window: int | None, like: Tensor) -> Tensor | None:
+        """(B, 1, 1, P): `HIDDEN` at padding, and further back than the window; None: all seen."""
+        position = self.longest + self.length if self.started else self.longest - 1
+        if not self.padded and (window is None or window > position):
+            return None
+        if window is None:
+            name: Any = None
+        else:
+            name = (window, self.length, self.started)
+        if name not in self._bias:
+            steps = torch.arange(self.longest, device=like.device)[None]
+            lengths = self.prompt_lengths[:, None]
+            hidden = steps >= lengths
+            if window is not None:
+                now = lengths + self.length if self.started else lengths - 1
+                hidden = hidden | (now - steps >= window)
+            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            self._bias = {name: bias.masked_fill(hidden, hidden_score(like))[:, None, None]}
+        return self._bias[name]
 
 
 def attention_forward(
@@ -87,7 +159,7 @@ def attention_forward(
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    group: PackedGroup | DecodingCache | None = None,
+    group: PromptCache | PackedGroup | DecodingCache | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs,
@@ -97,13 +169,152 @@ def attention_forward(
         raise ValueError("attention scores with a soft cap (Gemma 2) are not supported")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if isinstance(group, PackedGroup):
-        output = _packed(query, key, value, scale, group, sliding_window)
-    elif isinstance(group, DecodingCache) and query.shape[2] == 1 and group.own:
-        prompt = group.prompt[module.layer_idx]
-        output = _decode(query, key, value, scale, group, prompt, sliding_window)
+        output = _packed(query, key, value, scale, group, sliding_window, module.layer_idx)
+    elif isinstance(group, DecodingCache):
+        output = decode(query, key, value, scale, group, sliding_window, module.layer_idx)
     else:
+        if isinstance(group, PromptCache):
+            group.layers[module.layer_idx] = (key, value)
+            if module.layer_idx == group.last_layer:
+                raise PromptRead
         output = _causal(query, key, value, scale, sliding_window, attention_mask)
     return output.transpose(1, 2).contiguous(), None
+
+
+# -- the parts of an action's attention ---------------------------------------------------------
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(B, H, T, D) queries on (B, J, S, D) keys: outputs, and log-sum-exps (B, H, T).
+
+    `bias` is added to the scores and broadcast over them. Softmax in float32 at the least.
+    """
+    b, heads, t, size = query.shape
+    if query.device.type == "cpu" and not torch.is_grad_enabled():
+        mask = None if bias is None else bias.expand(b, 1, t, key.shape[2])
+        return _FLASH(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+    # query heads that share a key head stand in one matrix of G * T rows
+    rows = query.reshape(b, key.shape[1], -1, size) * scale
+    scores = (rows @ key.transpose(2, 3)).view(b, heads, t, key.shape[2])
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if bias is not None:
+        scores = scores + bias
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = (scores - lse[..., None]).exp().to(value.dtype)
+    return (weights.view(rows.shape[:3] + key.shape[2:3]) @ value).view(query.shape), lse
+
+
+def merge(output_1: Tensor, lse_1: Tensor, output_2: Tensor, lse_2: Tensor) -> Tensor:
+    """Attention on the union of two key sets: sum_i exp(l_i - l) o_i with l = log sum_i exp(l_i).
+
+    The weight of the first is the logistic function of l_1 - l_2.
+    """
+    weight = torch.sigmoid(lse_1 - lse_2)[..., None].to(output_1.dtype)
+    return output_2 + weight * (output_1 - output_2)
+
+
+def hidden_score(like: Tensor) -> float:
+    """What hides a key: finite, so that a query that sees no key of a part stays finite too; the
+    part's weight in `merge` is then exactly 0."""
+    return torch.finfo(like.dtype).min / 4
+
+
+class _SharedAttention(torch.autograd.Function):
+    """`shared_attention` on a CPU by flash attention, whose scores are never kept.
+
+    The backward pass of each part is given the merged output and the merged log-sum-exp: with
+    P = exp(S - l), dS = P * (dO V^T - rowsum(dO * O)) holds for any subset of the keys
+    (FlashAttention-2, arXiv:2307.08691, algorithm 2).
+    """
+
+    @staticmethod
+    def forward(ctx, query, prompt_key, prompt_value, own_key, own_value, scale):
+        heads, k, c, size = query.shape
+        rows = query.reshape(1, prompt_key.shape[1], -1, size)
+        by_action = query.transpose(0, 1)  # (K, H, C, D)
+        output_1, lse_1 = _FLASH(rows, prompt_key, prompt_value, 0.0, False, scale=scale)
+        output_2, lse_2 = _FLASH(by_action, own_key, own_value, 0.0, True, scale=scale)
+        lse_1, lse_2 = lse_1.reshape(heads, k, c), lse_2.transpose(0, 1)
+        output = merge(output_1.reshape(query.shape), lse_1, output_2.transpose(0, 1), lse_2)
+        lse = torch.logaddexp(lse_1, lse_2)
+        ctx.save_for_backward(query, prompt_key, prompt_value, own_key, own_value, output, lse)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, prompt_key, prompt_value, own_key, own_value, output, lse = ctx.saved_tensors
+        shape = (1, prompt_key.shape[1], -1, query.shape[3])
+        rows_1, to_prompt_key, to_prompt_value = _FLASH_BACKWARD(
+            *(x.reshape(shape) for x in (gradient, query)),
+            prompt_key,
+            prompt_value,
+            output.reshape(shape),
+            lse.reshape(shape[:3]),
+            0.0,
+            False,
+            scale=ctx.scale,
+        )
+        by_action, to_own_key, to_own_value = _FLASH_BACKWARD(
+            *(x.transpose(0, 1) for x in (gradient, query)),
+            own_key,
+            own_value,
+            output.transpose(0, 1),
+            lse.transpose(0, 1),
+            0.0,
+            True,
+            scale=ctx.scale,
+        )
+        to_query = rows_1.reshape(query.shape) + by_action.transpose(0, 1)
+        return to_query, to_prompt_key, to_prompt_value, to_own_key, to_own_value, None
+
+
+def shared_attention(
+    query: Tensor,
+    prompt_key: Tensor,
+    prompt_value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """(H, K, C, D): the queries of K actions on one prompt (1, J, P, D) and on their own keys
+    (K, J, C, D), causal inside an action."""
+    heads, k, c, size = query.shape
+    p = prompt_key.shape[2]
+    hides = window is not None and window < p + c
+    if query.device.type == "cpu" and not hides:
+        return _SharedAttention.apply(
+            query, prompt_key, prompt_value, own_key, own_value, scale
+        )
+    steps = torch.arange(c, device=query.device)
+    distance = steps[:, None] - steps[None, :]  # (C, C)
+    own_hidden, bias = distance < 0, None
+    if hides:
+        own_hidden = own_hidden | (distance >= window)
+        back = (p + steps)[:, None] - torch.arange(p, device=query.device)[None, :]  # (C, P)
+        bias = _bias(back >= window, query).repeat(k, 1)[None, None]  # for K * C rows a head
+    own_bias = _bias(own_hidden, query)[None, None].expand(k, 1, c, c)
+    output_1, lse_1 = attend(
+        query.reshape(1, heads, k * c, size), prompt_key, prompt_value, scale, bias
+    )
+    output_2, lse_2 = attend(query.transpose(0, 1), own_key, own_value, scale, own_bias)
+    return merge(
+        output_1.reshape(query.shape),
+        lse_1.reshape(heads, k, c),
+        output_2.transpose(0, 1),
+        lse_2.transpose(0, 1),
+    )
+
+
+def _bias(hidden: Tensor, like: Tensor) -> Tensor:
+    zeros = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+    return zeros.masked_fill(hidden, hidden_score(like))
+
+
+# -- the three kinds of call ------------------------------------------------------------------
 
 
 def _causal(
@@ -114,12 +325,18 @@ def _causal(
     window: int | None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Plain causal attention; right padding needs no mask, since nothing real looks right."""
+    """Plain causal attention; right padding needs no mask, since nothing real looks right.
+
+    One query alone is the last token, and sees every key.
+    """
     length = query.shape[2]
-    if mask is None and window is not None and window < length:
-        steps = torch.arange(length, device=query.device)
-        distance = steps[:, None] - steps[None, :]
-        mask = (distance >= 0) & (distance < window)
+    if mask is None and window is not None and window < key.shape[2]:
+        if length == 1:
+            key, value = key[:, :, -window:], value[:, :, -window:]
+        else:
+            steps = torch.arange(length, device=query.device)
+            distance = steps[:, None] - steps[None, :]
+            mask = (distance >= 0) & (distance < window)
     return nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -138,90 +355,55 @@ def _packed(
     scale: float,
     group: PackedGroup,
     window: int | None,
+    layer: int,
 ) -> Tensor:
-    """(1, H, P + K C, D): the prompt's causal attention, then K actions on the shared prompt."""
-    p = group.prompt_length
-    prompt = _causal(query[:, :, :p], key[:, :, :p], value[:, :, :p], scale, window)
-    if group.actions * group.length == 0:
-        return prompt
-    k, c = group.actions, group.length
+    """(1, H, p + K C, D): the prompt's causal attention, then K actions on the shared prompt."""
+    p, k, c = group.prompt_length, group.actions, group.length
     heads, key_heads, size = query.shape[1], key.shape[1], query.shape[3]
-    g = heads // key_heads
-    # The queries of all actions that share a key head stand in one matrix: G * K * C rows.
-    q = query[0, :, p:].reshape(key_heads, g, k, c, size) * scale
-    own_key = key[0, :, p:].reshape(key_heads, 1, k, c, size)
-    own_value = value[0, :, p:].reshape(key_heads, 1, k, c, size)
-    at_prompt = q.reshape(key_heads, g * k * c, size) @ key[0, :, :p].transpose(1, 2)
-    at_prompt = at_prompt.view(key_heads, g, k, c, p)
-    at_own = q @ own_key.transpose(3, 4)  # (J, G, K, C, C)
-    at_prompt, at_own = _mask_group(at_prompt, at_own, window)
-    weights = _softmax(torch.cat([at_prompt, at_own], dim=-1)).to(value.dtype)
-    from_prompt = weights[..., :p].reshape(key_heads, g * k * c, p) @ value[0, :, :p]
-    output = from_prompt.view(key_heads, g, k, c, size) + weights[..., p:] @ own_value
+    prompt_key, prompt_value = key[:, :, :p], value[:, :, :p]
+    if group.prefix is not None:
+        before_key, before_value = group.prefix.layers[layer]
+        prompt_key = torch.cat([before_key, prompt_key], dim=2)
+        prompt_value = torch.cat([before_value, prompt_value], dim=2)
+    prompt = _causal(query[:, :, :p], prompt_key, prompt_value, scale, window)
+    if k * c == 0:
+        return prompt
+    own = (x[0, :, p:].view(key_heads, k, c, size).transpose(0, 1) for x in (key, value))
+    queries = query[0, :, p:].reshape(heads, k, c, size)
+    output = shared_attention(queries, prompt_key, prompt_value, *own, scale, window)
     return torch.cat([prompt, output.reshape(1, heads, k * c, size)], dim=2)
 
 
-def _softmax(scores: Tensor) -> Tensor:
-    """In float32 at the least, whatever the model's dtype."""
-    return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-
-
-def _mask_group(at_prompt: Tensor, at_own: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """Causal inside an action; with a sliding window also a limit on how far back it looks."""
-    c, p = at_own.shape[-1], at_prompt.shape[-1]
-    steps = torch.arange(c, device=at_own.device)
-    distance = steps[:, None] - steps[None, :]  # (C, C)
-    hidden = distance < 0
-    if window is not None and window < p + c:
-        hidden = hidden | (distance >= window)
-        back = (p + steps)[:, None] - torch.arange(p, device=at_own.device)[None, :]  # (C, P)
-        at_prompt = at_prompt.masked_fill(back >= window, float("-inf"))
-    return at_prompt, at_own.masked_fill(hidden, float("-inf"))
-
-
-def _decode(
+def decode(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     scale: float,
     cache: DecodingCache,
-    prompt: tuple[Tensor, Tensor],
     window: int | None,
+    layer: int,
 ) -> Tensor:
-    """(B K, H, 1, D): one new token a row, on its prompt and on its own T tokens."""
-    prompt_key, prompt_value = prompt
-    b, key_heads, p, size = prompt_key.shape
-    k, heads = cache.actions, query.shape[1]
-    g = heads // key_heads
-    q = query.view(b, k, key_heads, g, size) * scale
-    shared = q.transpose(1, 2).reshape(b, key_heads, k * g, size)
-    at_prompt = shared @ prompt_key.transpose(2, 3)  # (B, J, K G, P)
-    hidden = _hidden_prompt(cache, p, window)
-    if hidden is not None:
-        at_prompt = at_prompt.masked_fill(hidden[:, None, None], float("-inf"))
-    rows = q.reshape(b * k, key_heads, g, size)
-    at_own = rows @ key.transpose(2, 3)  # (B K, J, G, T)
-    if window is not None and window < at_own.shape[-1]:
-        at_own[..., : at_own.shape[-1] - window] = float("-inf")
-    t = at_own.shape[-1]
-    own_first = at_own.view(b, k, key_heads, g, t).transpose(1, 2).reshape(b, key_heads, k * g, t)
-    weights = _softmax(torch.cat([at_prompt, own_first], dim=-1)).to(value.dtype)
-    output = (weights[..., :p] @ prompt_value).view(b, key_heads, k, g, size).transpose(1, 2)
-    own = weights[..., p:].view(b, key_heads, k, g, t).transpose(1, 2)
-    output = output.reshape(b * k, key_heads, g, size) + own.reshape(b * k, key_heads, g, t) @ value
-    return output.reshape(b * k, heads, 1, size)
-
-
-def _hidden_prompt(cache: DecodingCache, p: int, window: int | None) -> Tensor | None:
-    """(B, P) True where a prompt position is padding, or further back than the window."""
-    if not cache.padded and (window is None or window > p + cache.length):
-        return None
-    steps = torch.arange(p, device=cache.prompt_lengths.device)[None]
-    lengths = cache.prompt_lengths[:, None]
-    hidden = steps >= lengths
+    """(B K, H, 1, D), before the start (B, H, 1, D): one new token a row, on its prompt and on
+    its own tokens."""
+    if not cache.started:
+        prompt_key, prompt_value = cache.join_prompt(layer, key, value)
+        bias = cache.prompt_bias(window, query)
+        return attend(query, prompt_key, prompt_value, scale, bias)[0]
+    own_key, own_value = cache.append(layer, key, value)
     if window is not None:
-        hidden = hidden | (lengths + cache.length - steps >= window)
-    return hidden
+        own_key, own_value = own_key[:, :, -window:], own_value[:, :, -window:]
+    prompt_key, prompt_value = cache.prompt[layer]
+    b, key_heads = prompt_key.shape[:2]
+    k, heads, size = cache.actions, query.shape[1], query.shape[3]
+    g = heads // key_heads
+    # (B, J, K G, D): the rows of one prompt that share a key head
+    rows = query.view(b, k, key_heads, g, size).transpose(1, 2).reshape(b, key_heads, k * g, size)
+    bias = cache.prompt_bias(window, query)
+    output_1, lse_1 = attend(rows, prompt_key, prompt_value, scale, bias)
+    output_2, lse_2 = attend(query, own_key, own_value, scale)
+    output_1 = output_1.reshape(b, key_heads, k, g, size).transpose(1, 2).reshape(query.shape)
+    lse_1 = lse_1.reshape(b, key_heads, k, g).transpose(1, 2).reshape(lse_2.shape)
+    return merge(output_1, lse_1, output_2, lse_2)
 
 
 AttentionInterface.register(NAME, attention_forward)

@@ -1,8 +1,9 @@
 """Log-probabilities of a group's actions, in one pass that reads the prompt once.
 
-The row is packed, [prompt, a_1, ..., a_K] (attention.PackedGroup); only the positions that
-predict action tokens reach the LM head, in chunks, so that N x C x V floats never stand in memory
-at once. Temperature divides the logits before the softmax.
+The prompt is read once (prefix.read_prompts), and the actions pass behind it in one packed row
+(attention.PackedGroup). Only the positions that predict action tokens reach the LM head, in
+chunks, so that N x C x V floats never stand in memory at once. Temperature divides the logits
+before the softmax.
 
 Shape letters: K actions, P prompt tokens, C action tokens, D hidden size, V vocabulary.
 """
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rlkit.training.attention import PackedGroup
-from rlkit.training.sampling import check_length, decoder_and_head
+from rlkit.training.attention import PackedGroup, PromptCache
+from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
 
 MAX_LOGITS = 2**25  # floats of one chunk of logits: 128 MiB in fp32
 
@@ -30,15 +31,18 @@ def group_log_probs(
     mask: Tensor | None = None,
     temperature: float = 1.0,
     max_logits: int = MAX_LOGITS,
+    prefix: PromptCache | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(K, C) log-probabilities and (K, C) entropies (nats, no gradient) of a group's actions.
 
     `prompt` has P ids, `tokens` (K, C) ids, `mask` (K, C) bool the tokens to score (all by
-    default); the others are not computed and stand as 0.
+    default); the others are not computed and stand as 0. `prefix` is what `read_prompts` made of
+    this prompt under the same weights, where that is there already.
     """
     mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     _, head = decoder_and_head(model)
-    flat, targets = _hidden_states(model, prompt, tokens)[mask], tokens[mask]  # (M, D), (M,)
+    hidden = _hidden_states(model, prompt, tokens, prefix)  # (K, C, D)
+    flat, targets = hidden[mask], tokens[mask]  # (M, D), (M,)
     size = max(1, max_logits // head.out_features)
     parts = []
     for start in range(0, max(len(flat), 1), size):
@@ -52,22 +56,32 @@ def group_log_probs(
     return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies)
 
 
-def _hidden_states(model: nn.Module, prompt: Sequence[int], tokens: Tensor) -> Tensor:
-    """(K, C, D): the state that predicts each action token, the prompt computed once."""
+def _hidden_states(
+    model: nn.Module, prompt: Sequence[int], tokens: Tensor, prefix: PromptCache | None
+) -> Tensor:
+    """(K, C, D): the state that predicts each action token, the prompt computed once.
+
+    The prompt's last token and the actions pass behind the prompt's prefix. With gradient
+    checkpointing, which would compute a layer's keys and values anew, all is one row instead.
+    """
     k, c = tokens.shape
     check_length(model, len(prompt), c)
     device = tokens.device
-    group = PackedGroup(len(prompt), k, c - 1)
-    ids = torch.cat([torch.tensor(list(prompt), device=device), tokens[:, :-1].reshape(-1)])
     decoder, _ = decoder_and_head(model)
+    if not decoder.is_activation_checkpointing:
+        prefix = prefix or read_prompts(model, [prompt])
+    start = prefix.length if prefix else 0
+    group = PackedGroup(len(prompt) - start, k, c - 1, prefix)
+    ids = torch.cat([torch.tensor(list(prompt[start:]), device=device), tokens[:, :-1].flatten()])
     hidden = decoder(
         input_ids=ids[None],
         position_ids=group.position_ids(device),
         use_cache=False,
         group=group,
-    ).last_hidden_state[0]  # (P + K (C - 1), D)
-    first = hidden[len(prompt) - 1].expand(k, 1, -1)
-    return torch.cat([first, hidden[len(prompt) :].view(k, c - 1, hidden.shape[-1])], dim=1)
+    ).last_hidden_state[0]  # (p + K (C - 1), D), p prompt tokens in the row
+    p = group.prompt_length
+    first = hidden[p - 1].expand(k, 1, -1)
+    return torch.cat([first, hidden[p:].view(k, c - 1, hidden.shape[-1])], dim=1)
 
 
 def _score(

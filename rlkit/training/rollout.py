@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.practice.task import Score
+from rlkit.training.attention import PromptCache
 from rlkit.training.sampling import SampledActions
 
 
@@ -20,7 +21,8 @@ class Group:
 
     tokens, mask, sampled_logp: (K, C); advantages: (K, C) float64; counted: (K,) bool, False for
     an action that leaves the loss and every denominator (unscorable, or cut and masked).
-    old_logp and ref_logp are filled in by the first pass.
+    old_logp and ref_logp are filled in by the first pass. prefix: what sampling read of the
+    prompt, with its graph, until the first pass has used it.
     """
 
     state: Any
@@ -33,6 +35,7 @@ class Group:
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
     entropy: Tensor | None = None
+    prefix: PromptCache | None = None
 
     @property
     def rewards(self) -> list[float | None]:

@@ -11,15 +11,16 @@ Shape letters: B prompts, K actions a prompt, P prompt tokens, C action tokens, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlkit.errors import ModelError
-from rlkit.training.attention import DecodingCache
+from rlkit.training.attention import DecodingCache, PromptCache
+from rlkit.training.decoding import PlainDecoder
+from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,14 @@ def pick(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, T
 
     The token is the first whose cumulative probability exceeds the uniform number.
     """
-    logprobs = torch.log_softmax(logits.double() / temperature, dim=-1)
-    cumulative = logprobs.exp().cumsum(dim=-1)
-    target = (uniform.to(cumulative) * cumulative[:, -1])[:, None]
+    scores = logits.double() / temperature
+    weights = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    target = uniform.to(cumulative)[:, None] * total
     tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
-    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0].float()
+    logprobs = (weights.gather(1, tokens) / total).log()
+    return tokens[:, 0], logprobs[:, 0].float()
 
 
 @torch.no_grad()
@@ -77,16 +81,24 @@ def sample_actions(
     end_ids: Sequence[int],
     temperature: float = 1.0,
     uniforms: np.ndarray | None = None,
+    prefix: PromptCache | None = None,
 ) -> SampledActions:
     """Sample `actions` completions for each of B prompts; greedy where `uniforms` is None.
 
-    `uniforms` is (B * K, max_new_tokens), see `uniform_numbers`. Finished rows stay in the batch,
+    `uniforms` is (B * K, max_new_tokens), see `uniform_numbers`; `prefix` is what `read_prompts`
+    made of the same prompts, where that is there already. Finished rows stay in the batch,
     so that the arithmetic of the others does not change; decoding stops when all have ended.
     """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    logits, cache = _prefill(model, prompts, actions, max_new_tokens, device)
+    check_length(model, max(len(p) for p in prompts), max_new_tokens)
+    _, head = decoder_and_head(model)
+    step = step_function(model, PlainDecoder.of(model))
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    cache = DecodingCache(lengths, actions, max_new_tokens, prefix or read_prompts(model, prompts))
+    last = torch.tensor([prompt[-1] for prompt in prompts], device=device)
+    logits = head(step(last, cache)).repeat_interleave(actions, dim=0)
     ends = torch.tensor(sorted(end_ids), device=device)
     rows = len(prompts) * actions
     draws = None if uniforms is None else torch.from_numpy(uniforms).to(device)
@@ -104,61 +116,33 @@ def sample_actions(
         done = done | torch.isin(picked, ends)
         if t + 1 == max_new_tokens or bool(done.all()):
             break
-        logits = _next_logits(model, tokens[-1], cache)
+        logits = head(step(tokens[-1], cache))
     model.train(was_training)
     return SampledActions(
         torch.stack(tokens, 1), torch.stack(masks, 1), torch.stack(logprobs, 1), done
     )
 
 
-def _prefill(
-    model: nn.Module, prompts: Sequence[Sequence[int]], actions: int, length: int, device
-) -> tuple[Tensor, DecodingCache]:
-    """Run B right-padded prompts once: (B * K, V) logits of the first token, and the cache."""
-    check_length(model, max(len(p) for p in prompts), length)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long, device=device)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt, device=device)
-    cache = DecodingCache(lengths, actions, length)
-    positions = torch.arange(ids.shape[1], device=device)[None].expand_as(ids)
-    decoder, head = decoder_and_head(model)
-    hidden = decoder(
-        input_ids=ids, position_ids=positions, cache=cache, use_cache=True, group=cache
-    ).last_hidden_state
-    last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
-    return head(last).repeat_interleave(actions, dim=0), cache
+def step_function(
+    model: nn.Module, plain: PlainDecoder | None
+) -> Callable[[Tensor, DecodingCache], Tensor]:
+    """(N,) tokens and the cache to (N, D) last hidden states, by plain code or by the modules."""
+    decoder, _ = decoder_and_head(model)
 
+    def step(tokens: Tensor, cache: DecodingCache) -> Tensor:
+        if plain is not None:
+            hidden = plain.step(tokens, cache)
+        else:
+            hidden = decoder(
+                input_ids=tokens[:, None],
+                position_ids=cache.position_ids(),
+                use_cache=False,
+                group=cache,
+            ).last_hidden_state[:, 0]
+        cache.advance()
+        return hidden
 
-def _next_logits(model: nn.Module, tokens: Tensor, cache: DecodingCache) -> Tensor:
-    """(N, V) logits behind one more token of every row."""
-    decoder, head = decoder_and_head(model)
-    hidden = decoder(
-        input_ids=tokens[:, None],
-        position_ids=cache.position_ids(),
-        cache=cache,
-        use_cache=True,
-        group=cache,
-    ).last_hidden_state
-    cache.length += 1
-    return head(hidden[:, 0])
-
-
-def check_length(model: nn.Module, prompt: int, action: int) -> None:
-    """Raise ModelError where prompt and action have more tokens than the model has positions."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit and prompt + action > limit:
-        raise ModelError(
-            f"a prompt of {prompt} tokens and an action of up to {action} do not fit into the "
-            f"{limit} tokens that the model can read; lower executor.max_prompt_tokens or "
-            "grpo.max_new_tokens."
-        )
-
-
-def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The layers without the LM head, and the head, of a plain or a PEFT model."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return base.get_decoder(), base.get_output_embeddings()
+    return step
 
 
 def generate_with_log_probs(

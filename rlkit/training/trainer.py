@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rlkit.training.adapters import as_reference, load_lora_checkpoint, save_lora_checkpoint
+from rlkit.training.attention import PromptCache
 from rlkit.training.checkpointing import (
     PREFIX,
     arithmetic,
@@ -36,6 +37,7 @@ from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
 from rlkit.training.grpo import group_advantages, group_loss, k3
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics
+from rlkit.training.prefix import decoder_and_head, read_prompts
 from rlkit.training.rollout import Group, group_from_tensors, group_tensors, mean
 from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
 from rlkit.training.schedule import learning_rate
@@ -98,15 +100,22 @@ class GRPOTrainer:
         """
         begun = time.perf_counter()
         clock = {"sampling": 0.0, "environment": 0.0, "training": 0.0}
-        groups = []
-        for state in states:
-            groups.append(self._sample_group(state, clock))
-            self.progress.visits[state.state_id] = groups[-1].visit + 1
-        self._set_advantages(groups)
-        start = time.perf_counter()
-        stats = [self._pass(group, first=True) for group in groups]
+        groups, stats = [], []
+        # advantages look beyond the group only with scale_rewards: batch; else one group at a time
+        # is sampled and learnt from, while the graph of its prompt is at hand
+        batch = self.settings.scale_rewards == "batch"
+        for part in [list(states)] if batch else [[state] for state in states]:
+            sampled = [self._sample_group(s, clock, graph=len(part) == 1) for s in part]
+            self._set_advantages(sampled)
+            start = time.perf_counter()
+            stats += [self._pass(group, first=True) for group in sampled]
+            clock["training"] += time.perf_counter() - start
+            groups += sampled
+        for group in groups:
+            self.progress.visits[group.state.state_id] = group.visit + 1
         self.window += groups
         self.progress.step += 1
+        start = time.perf_counter()
         update: dict[str, float] = {}
         if self.progress.step % self.config.training.gradient_accumulation_steps == 0:
             update = self._update()
@@ -125,19 +134,40 @@ class GRPOTrainer:
         self._set_advantages([group])
         return pd.DataFrame(group.rows())
 
-    def _sample_group(self, state: Any, clock: dict[str, float]) -> Group:
+    def _sample_group(self, state: Any, clock: dict[str, float], graph: bool = False) -> Group:
+        """Sample and score a group. With `graph`, the prompt is read with gradients, once for
+        sampling and the policy pass (`reuse_prompt_graph`)."""
         start = time.perf_counter()
         visit = self.progress.visits.get(state.state_id, 0)
         prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
-        sampled = self._sample(prompt, state, visit, range(self.settings.group_size))
+        prefix = self._read_prompt(prompt) if graph and self._reuses_prompts else None
+        sampled = self._sample(prompt, state, visit, range(self.settings.group_size), prefix)
         texts = [decode(self.tokenizer, ids) for ids in sampled.rows()]
         middle = time.perf_counter()
         scores = self.task.score(state, texts)
         clock["sampling"] += middle - start
         clock["environment"] += time.perf_counter() - middle
-        return Group(state, visit, prompt, sampled, texts, scores)
+        return Group(state, visit, prompt, sampled, texts, scores, prefix=prefix)
 
-    def _sample(self, prompt: list[int], state: Any, visit: int, which: range) -> SampledActions:
+    @property
+    def _reuses_prompts(self) -> bool:
+        """With gradient checkpointing no graph of the prompt is kept that could be shared."""
+        decoder, _ = decoder_and_head(self.model)
+        auto = self.settings.reuse_prompt_graph == "auto"
+        return auto and not decoder.is_activation_checkpointing
+
+    def _read_prompt(self, prompt: list[int]) -> PromptCache | None:
+        with without_dropout(self.model):
+            return read_prompts(self.model, [prompt])
+
+    def _sample(
+        self,
+        prompt: list[int],
+        state: Any,
+        visit: int,
+        which: range,
+        prefix: PromptCache | None = None,
+    ) -> SampledActions:
         settings = self.settings
         uniforms = uniform_numbers(
             self.config.seed, state.state_id, visit, settings.group_size, settings.max_new_tokens
@@ -150,6 +180,7 @@ class GRPOTrainer:
             end_ids=self.ends,
             temperature=settings.temperature,
             uniforms=uniforms[which.start : which.stop],
+            prefix=prefix,
         )
 
     def _sample_action(self, state: Any, k: int = 0) -> list[int]:
@@ -197,7 +228,10 @@ class GRPOTrainer:
             bool((advantages != 0).any()) or bool(self.settings.kl_penalty)
         )
         with torch.set_grad_enabled(learns):
-            logp, entropy = self._log_probs(group.prompt, group.sampled.tokens, group.sampled.mask)
+            logp, entropy = self._log_probs(
+                group.prompt, group.sampled.tokens, group.sampled.mask, group.prefix
+            )
+        group.prefix = None  # its graph is used up
         if first:
             group.old_logp, group.entropy = logp.detach(), entropy
         loss = group_loss(logp, group.old_logp, group.ref_logp, advantages, mask, self.settings)
@@ -223,10 +257,17 @@ class GRPOTrainer:
             sums["kl"] = float(k3((group.ref_logp - logp)[real]).sum())
         return sums
 
-    def _log_probs(self, prompt: list[int], tokens: Tensor, mask: Tensor | None = None):
+    def _log_probs(
+        self,
+        prompt: list[int],
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        prefix: PromptCache | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        temperature = self.settings.temperature
         with without_dropout(self.model):
             return group_log_probs(
-                self.model, prompt, tokens, mask=mask, temperature=self.settings.temperature
+                self.model, prompt, tokens, mask=mask, temperature=temperature, prefix=prefix
             )
 
     # -- the optimiser ----------------------------------------------------------------------

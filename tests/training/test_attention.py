@@ -97,24 +97,45 @@ def test_every_action_begins_behind_the_prompt():
 
 
 def test_a_cache_counts_its_rows_from_their_own_prompt():
-    cache = DecodingCache(torch.tensor([5, 3]), actions=2, max_length=4, length=1)
+    cache = DecodingCache(torch.tensor([5, 3]), actions=2, max_length=4)
+    assert cache.position_ids()[:, 0].tolist() == [4, 2]  # the prompts' last tokens
+    cache.advance()
+    cache.advance()
     assert cache.position_ids()[:, 0].tolist() == [6, 6, 4, 4]
+
+
+def tokens_forwarded(model, layer: int = 0):
+    """A list that receives the number of tokens of every call of a layer."""
+    seen = []
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base.model.layers[layer].self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["hidden_states"].shape[:2].numel()),
+        with_kwargs=True,
+    )
+    return seen
 
 
 @pytest.mark.parametrize("actions", [1, 4])
 def test_the_prompt_is_forwarded_once_however_many_actions_follow(actions):
     model = tiny_base()
-    seen = []
-    model.model.layers[0].register_forward_pre_hook(
-        lambda _, args: seen.append(args[0].shape[:2].numel())
-    )
-    tokens = torch.full((actions, 5), 9)
-    group_log_probs(model, PROMPT, tokens)
-    assert seen == [len(PROMPT) + actions * 4]
+    seen = tokens_forwarded(model)
+    group_log_probs(model, PROMPT, torch.full((actions, 5), 9))
+    before = len(PROMPT) - 1  # the last prompt token passes with the actions
+    assert seen == [before, 1 + actions * 4]
     seen.clear()
     draws = uniform_numbers(7, "s", 0, actions, 5)
-    sample_actions(model, [PROMPT], actions, 5, end_ids=[1], uniforms=draws)
-    assert seen[0] == len(PROMPT) and set(seen[1:]) <= {actions}
+    sample_actions(model, [PROMPT], actions, 5, end_ids=[999], uniforms=draws)
+    assert seen == [before, 1] + [actions] * 4
+
+
+def test_the_last_layer_computes_nothing_of_a_prompt_but_keys_and_values():
+    model = tiny_base()
+    seen = []
+    model.model.layers[-1].mlp.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].shape[:2].numel())
+    )
+    group_log_probs(model, PROMPT, torch.full((4, 5), 9))
+    assert seen == [1 + 4 * 4]
 
 
 def test_soft_capped_attention_is_refused():

@@ -20,6 +20,7 @@ from tests.training.conftest import (
     tiny_trainer,
     with_lora,
 )
+from tests.training.test_attention import tokens_forwarded
 
 VOLATILE = ("time", "seconds", "tokens_per_second")
 
@@ -73,6 +74,40 @@ def test_the_adapter_learns_what_is_rewarded(tmp_path):
         for i in range(40)
     ]
     assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.5
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch"])
+@pytest.mark.parametrize("reuse", ["auto", "never"])
+def test_a_step_computes_each_prompt_once_a_pass(tmp_path, reuse, scale_rewards):
+    """Sampling, reference, policy: with `auto` the policy takes up what sampling read."""
+    changes = {"reuse_prompt_graph": reuse, "scale_rewards": scale_rewards}
+    trainer = tiny_trainer(tiny_config(tmp_path, **changes), run=False)
+    trainer.ends = [999]  # all actions have 8 tokens
+    seen = tokens_forwarded(trainer.model)
+    states = trainer.task.states("train")[:2]
+    trainer.training_step(states)
+    prefixes = [len(group.prompt) - 1 for group in trainer.last_groups]
+    behind = 1 + 4 * 7  # the last prompt token and K = 4 actions without their last token
+    samplings = [[prefix, 1] + [4] * 7 for prefix in prefixes]
+    if scale_rewards == "batch":  # two groups wait for each other: their graphs are not kept
+        passes = [[prefix, behind] * 2 for prefix in prefixes]
+        expected = samplings + passes
+    elif reuse == "never":
+        expected = [s + [p, behind] * 2 for s, p in zip(samplings, prefixes, strict=True)]
+    else:
+        expected = [s + [p, behind, behind] for s, p in zip(samplings, prefixes, strict=True)]
+    assert seen == sum(expected, [])
+
+
+def test_reusing_the_prompt_changes_no_bit(tmp_path):
+    ends = []
+    for reuse in ("auto", "never"):
+        config = tiny_config(tmp_path, reuse_prompt_graph=reuse, num_iterations=2)
+        trainer = tiny_trainer(config, run=False)
+        for state in trainer.task.states("train")[:3]:
+            trainer.training_step([state])
+        ends.append(weights(trainer))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])

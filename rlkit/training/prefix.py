@@ -1,0 +1,57 @@
+"""Reading prompts once: the keys and values that everything behind a prompt attends to.
+
+Only a prompt's last token predicts anything, so the others are read for their keys and values
+alone, and the last layer stops as soon as it has computed its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from rlkit.errors import ModelError
+from rlkit.training.attention import PromptCache, PromptRead
+
+
+def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The layers without the LM head, and the head, of a plain or a PEFT model."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return base.get_decoder(), base.get_output_embeddings()
+
+
+def check_length(model: nn.Module, prompt: int, action: int) -> None:
+    """Raise ModelError where prompt and action have more tokens than the model has positions."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit and prompt + action > limit:
+        raise ModelError(
+            f"a prompt of {prompt} tokens and an action of up to {action} do not fit into the "
+            f"{limit} tokens that the model can read; lower executor.max_prompt_tokens or "
+            "grpo.max_new_tokens."
+        )
+
+
+def read_prompts(model: nn.Module, prompts: Sequence[Sequence[int]]) -> PromptCache | None:
+    """Read all but the last token of B prompts; None where no prompt has more than one.
+
+    With gradients enabled, the cache carries the graph of the pass that made it.
+    """
+    length = max(len(prompt) for prompt in prompts) - 1
+    if length == 0:
+        return None
+    device = next(model.parameters()).device
+    ids = torch.zeros(len(prompts), length, dtype=torch.long, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt) - 1] = torch.tensor(list(prompt[:-1]), device=device)
+    decoder, _ = decoder_and_head(model)
+    cache = PromptCache(model.config.get_text_config().num_hidden_layers - 1, length)
+    positions = torch.arange(length, device=device)[None].expand_as(ids)
+    try:
+        decoder(input_ids=ids, position_ids=positions, use_cache=False, group=cache)
+    except PromptRead:
+        return cache
+    raise ModelError(
+        f"the attention of {type(decoder).__name__} does not pass through rlkit's, so a prompt "
+        "cannot be shared; load the model with rlkit.training.policy.load_model_with_lora."
+    )
