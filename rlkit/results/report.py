@@ -28,12 +28,13 @@ from rlkit.results.statistics import ENOUGH_NON_ZERO, interval_text
 from rlkit.results.story import headline, known_text, pick_cases
 from rlkit.run import Run
 from rlkit.section import shown
+from rlkit.training.alarms import said
 from rlkit.yaml_text import read_yaml
 
 FILES = {
     "config.yaml": "every parameter, resolved",
     "lineage.json": "code version, packages, device, data fingerprint, seed",
-    "metrics.jsonl": "one line a step",
+    "metrics.jsonl": "one line a step, with the alarms that began there",
     "evaluation.json": "every action of every policy with its documents and verdicts",
     "status.json": "how the run ended",
     "rollouts": "every action that was sampled in training, one table a step",
@@ -73,12 +74,14 @@ def _content(folder: Path) -> dict[str, Any]:
     """All that the template shows; None stands for a part that the folder does not have."""
     run = Run(RunConfig(), folder)  # for its paths; its own parameters may be missing
     evaluation = _if_there(run.evaluation_path, load_evaluation)
+    metrics = run.read_metrics()
     return {
         "name": folder.resolve().name,
         "status": run.status(),
         "changed": _if_there(run.config_path, changed_parameters),
         "lineage": _if_there(run.lineage_path, _lineage),
-        "curves": _curves(pd.DataFrame(run.read_metrics())),
+        "curves": _curves(pd.DataFrame(metrics)),
+        "alarms": said(metrics),
         "evaluation": evaluation,
         "results": None if evaluation is None else _results(evaluation),
         "names": NAMES,

@@ -59,6 +59,11 @@ def said(rows: Iterable[Row]) -> list[tuple[int, str]]:
     return [(int(row["step"]), text) for row in rows for text in row.get("alarms") or ()]
 
 
+def listed(rows: Iterable[Row]) -> str:
+    """The alarms that stand in these lines as text, one a line."""
+    return "\n".join(f"step {step}: {text}" for step, text in said(rows)) or "no alarm was raised"
+
+
 # -- the alarms: a sentence, or None ------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from html.parser import HTMLParser
@@ -82,6 +83,15 @@ def test_the_same_run_gives_the_same_bytes_apart_from_the_date(
     assert later != report
     made = re.compile(r"<time .*?</time>")
     assert made.sub("", later) == made.sub("", report)
+
+
+def test_alarms_of_the_training_stand_below_its_curves(toy_run: Path, report: str) -> None:
+    assert "None was raised during training." in report
+    alarm = "the KL jumps: <script>alert(1)</script>"
+    with open(toy_run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 41, "reward": 1.0, "alarms": [alarm]}) + "\n")
+    text = write_report(toy_run).read_text(encoding="utf-8")
+    assert "<li>Step 41: the KL jumps: &lt;script&gt;" in text and "None was raised" not in text
 
 
 def test_missing_parts_are_named(toy_run: Path) -> None:

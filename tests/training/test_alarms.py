@@ -178,3 +178,9 @@ def test_a_resumed_run_says_what_the_uninterrupted_one_says(tmp_path, stop):
     lines = [t.run.metrics_path.read_text().splitlines() for t in (whole, again)]
     kept = [[json.loads(line).get("alarms") for line in part] for part in lines]
     assert kept[0] == kept[1] and any(kept[0])
+
+
+def test_the_list_of_a_run_s_alarms_is_text():
+    rows = steady(3) + [{"step": 4, "alarms": ["one", "two"]}, {"step": 5, "alarms": None}]
+    assert alarms.listed(rows) == "step 4: one\nstep 4: two"
+    assert alarms.listed(steady(3)) == "no alarm was raised"
