@@ -3,6 +3,7 @@ renamed, so that a reader, or a run that was killed, never meets half a file."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,6 +18,9 @@ from typing import Any
 from rlkit.errors import DataError
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._\-]{0,199}")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust end their message
+_SHORT = re.compile(r"\d+ requested and \d+ written")  # numpy's, without an errno
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
@@ -25,12 +29,13 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        with _named_where_refused(path):
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -50,7 +55,7 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 def append_line(path: str | Path, line: str) -> None:
     """Append one line and flush it to the disk; the line must not hold a line break."""
-    with open(path, "ab") as file:
+    with _named_where_refused(path), open(path, "ab") as file:
         file.write(line.encode("utf-8", errors="replace") + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -60,7 +65,9 @@ def append_line(path: str | Path, line: str) -> None:
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Give a temporary folder to fill; on success it becomes `path`, which must not exist yet.
 
-    Raises FileExistsError where `path` is there already; on any error nothing is left behind.
+    Raises FileExistsError where `path` is there already, and OSError naming `path` where the system
+    refuses a write, also to a library that says so in its own way; on any error nothing is left
+    behind.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,18 +76,49 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         os.chmod(temporary, 0o777 & ~_umask())
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():  # safetensors makes its files readable to their owner alone
-                os.chmod(file, file.stat().st_mode | (0o666 & ~_umask()))
-                _sync(file)
-        for folder in (temporary, *(f for f in temporary.rglob("*") if f.is_dir())):
-            sync_folder(folder)
-        os.rename(temporary, path)
+        with _named_where_refused(path):
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():  # safetensors makes its files readable to their owner alone
+                    os.chmod(file, file.stat().st_mode | (0o666 & ~_umask()))
+                    _sync(file)
+            for folder in (temporary, *(f for f in temporary.rglob("*") if f.is_dir())):
+                sync_folder(folder)
+            os.rename(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def _named_where_refused(path: str | Path) -> Iterator[None]:
+    """What the system refuses (a full disk, most of all) as an OSError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None and _SHORT.fullmatch(str(error)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        if error.errno is not None and error.filename is None:  # a failed write names no file
+            error.filename = str(path)
+        raise
+    except Exception as error:  # safetensors and tokenizers have exceptions of their own
+        found = _OS_ERROR.search(str(error))
+        number = int(found[1]) if found else None
+        if number not in _FULL:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Remove what writers of `path` that were killed left beside it. For whoever alone writes it:
+    what another process is writing at this moment would go, too."""
+    path = Path(path)
+    for left in path.parent.glob(f".{path.name}.????????"):  # the names that tempfile gives
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def read_json(path: str | Path) -> Any:

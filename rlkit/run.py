@@ -23,6 +23,7 @@ from rlkit.files import (
     plain,
     read_jsonl,
     read_object,
+    remove_leftovers,
     write_bytes,
     write_json,
     write_text,
@@ -149,9 +150,22 @@ class Run:
         except filelock.Timeout:
             raise RunError(_BUSY.format(self.folder)) from None
         try:
+            self._remove_leftovers()
             yield
         finally:
             guard.release()
+
+    def _remove_leftovers(self) -> None:
+        """Half files of a process that was killed; only of what is written under the lock."""
+        for path in (
+            self.metrics_path,
+            self.status_path,
+            self.lineage_path,
+            self.rollouts_folder / "step-*.parquet",
+            self.sft_folder / "adapter",
+            self.folder / "reference_adapter",
+        ):
+            remove_leftovers(path)
 
     def locked(self) -> bool:
         """Whether somebody holds the folder at this moment."""
@@ -169,7 +183,9 @@ class Run:
         """Add one line to `metrics.jsonl`; NaN and infinity become null."""
         if not self._metrics_mended:
             self._cut_half_line()
+        self._metrics_mended = False  # until the line is whole: the disk may be full
         append_line(self.metrics_path, json.dumps(plain(metrics), ensure_ascii=False))
+        self._metrics_mended = True
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`; half a last line (the run was killed) is passed over."""
@@ -178,10 +194,17 @@ class Run:
         return [row for _, row in read_jsonl(self.metrics_path, skip_half_line=True)]
 
     def cut_metrics(self, step: int) -> None:
-        """Forget what was written after `step`, the step of the checkpoint that is resumed: later
-        metrics, and later rollouts with them."""
+        """Forget what was written after `step`, the step of the checkpoint that is resumed (-1:
+        there is none): later metrics, and later rollouts with them.
+
+        Raises RunError, and forgets nothing, where there is no checkpoint and there must have been
+        one: somebody took it away, and the metrics and rollouts are all that is left.
+        """
         if self.metrics_path.exists():
-            kept = [row for row in self.read_metrics() if row.get("step", 0) <= step]
+            rows = self.read_metrics()
+            if step < 0:
+                self._check_none_is_gone(max([row.get("step", 0) for row in rows], default=0))
+            kept = [row for row in rows if row.get("step", 0) <= step]
             write_text(
                 self.metrics_path,
                 "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept),
@@ -190,13 +213,21 @@ class Run:
             if later > step:
                 path.unlink()
 
+    def _check_none_is_gone(self, last: int) -> None:
+        training = self.config.training
+        first = min(training.save_every_n_steps, training.steps_per_epoch, training.max_steps)
+        if last > first:
+            raise RunError(
+                f"{self.metrics_path} goes on to step {last}, but {self.checkpoints_folder} holds "
+                "no checkpoint; bring it back, or move the run's folder away to start anew."
+            )
+
     def _cut_half_line(self) -> None:
         if self.metrics_path.exists():
             content = self.metrics_path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             if len(whole) < len(content):
                 write_bytes(self.metrics_path, whole)
-        self._metrics_mended = True
 
     def write_rollouts(self, step: int, rollouts: pd.DataFrame) -> Path:
         """Write every action of a step, one row each, to `rollouts/step-<n>.parquet`."""

@@ -13,6 +13,7 @@ from rlkit.files import (
     new_folder,
     read_json,
     read_jsonl,
+    remove_leftovers,
     write_json,
     write_text,
 )
@@ -49,6 +50,48 @@ def test_a_rename_that_fails_leaves_no_temporary(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         write_text(tmp_path / "a.txt", "x")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        OSError(28, "No space left on device"),
+        OSError("54060 requested and 496 written"),  # numpy
+        Exception("Error while serializing: I/O error: No space left (os error 28)"),  # safetensors
+    ],
+)
+def test_a_full_disk_is_said_with_the_folder_that_was_to_be_written(tmp_path, said):
+    with pytest.raises(OSError) as error, new_folder(tmp_path / "index"):
+        raise said
+    assert (error.value.errno, error.value.filename) == (28, str(tmp_path / "index"))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("said", [OSError("odd"), Exception("no such file (os error 2)")])
+def test_what_is_no_refusal_to_write_stays_as_it_is(tmp_path, said):
+    with pytest.raises(type(said)) as error, new_folder(tmp_path / "index"):
+        raise said
+    assert error.value is said and str(said) == said.args[0]
+
+
+def test_a_full_disk_is_said_with_the_file_that_was_to_be_written(tmp_path, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (write_text, append_line):
+        with pytest.raises(OSError) as error:
+            write(tmp_path / "a.txt", "x")
+        assert error.value.filename == str(tmp_path / "a.txt")
+
+
+def test_leftovers_are_those_of_one_file_and_nothing_else(tmp_path):
+    names = [".a.json.x1y2z3w4", ".a.json.bak", ".b.json.x1y2z3w4", "a.json", ".lock"]
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / ".a.json.folder_1").mkdir()
+    remove_leftovers(tmp_path / "a.json")
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
 
 
 def test_lone_surrogates_are_replaced_not_raised(tmp_path):

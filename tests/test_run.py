@@ -132,6 +132,36 @@ def test_cutting_forgets_later_metrics_and_rollouts(config):
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
 
 
+def test_metrics_of_steps_whose_checkpoints_are_gone_are_not_thrown_away(config):
+    """Between step 1 and its checkpoint a run may be killed; at step 2 there must be one."""
+    run = Run.open(config)
+    run.append_metrics({"step": 1})
+    run.cut_metrics(-1)
+    assert run.read_metrics() == []
+    for step in (1, 2):
+        run.append_metrics({"step": step})
+        run.write_rollouts(step, pd.DataFrame({"state_id": ["a"]}))
+    with pytest.raises(RunError, match=r"goes on to step 2, but .*lora_checkpoints holds no check"):
+        run.cut_metrics(-1)
+    assert len(run.read_metrics()) == 2 and len(run.read_rollouts()) == 2
+
+
+def test_a_line_that_a_full_disk_cut_off_is_cut_before_the_next(config, monkeypatch):
+    run = Run.open(config)
+    run.append_metrics({"step": 1})
+
+    def half(path, line):
+        path.open("a").write(line[:5])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlkit.run.append_line", half)
+        with pytest.raises(OSError):
+            run.append_metrics({"step": 2})
+    run.append_metrics({"step": 2})  # in the same kernel
+    assert run.metrics_path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
 # ---- rollouts, status, lineage
 
 
@@ -229,6 +259,17 @@ def test_the_parameters_of_a_run_in_progress_are_not_rewritten(config):
         with pytest.raises(RunError, match="being trained"):
             Run.open(config.with_overrides("training.num_epochs=9"))
     assert Run.at(run.folder).config == config
+
+
+def test_whoever_holds_a_run_clears_what_a_killed_process_left_half_written(config):
+    run = Run.open(config)
+    run.write_rollouts(1, pd.DataFrame({"state_id": ["a"]}))
+    for name in (".metrics.jsonl.x1y2z3w4", "rollouts/.step-2.parquet.x1y2z3w4"):
+        (run.folder / name).touch()
+    (run.folder / ".reference_adapter.x1y2z3w4").mkdir()
+    with run.lock():
+        found = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*")}
+    assert found == {"config.yaml", ".lock", "rollouts", "rollouts/step-1.parquet"}
 
 
 def test_one_process_cannot_hold_a_folder_twice(config):

@@ -12,10 +12,12 @@ to be the same run. Everything is JSON or safetensors; nothing is pickled.
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from rlkit.errors import DataError, RunError
 from rlkit.files import new_folder, read_json, write_json
 
 STATE_FILE = "trainer_state.json"
+FILES = ("optimizer.safetensors", "pending.safetensors", STATE_FILE)  # besides the adapter's
 PREFIX = "checkpoint-"
+SCHEMA = 2  # from 2 on, the state file has a checksum too
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,11 @@ def arithmetic(device: torch.device) -> dict[str, Any]:
     """What must be equal for a resumed run to be bitwise the run that was not interrupted."""
     return {
         "torch": torch.__version__,
+        **{name: metadata.version(name) for name in ("transformers", "peft", "numpy")},
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
 
@@ -59,7 +65,13 @@ def write_checkpoint(
     pending: Mapping[str, Tensor],
 ) -> Path:
     """Write a checkpoint so that it appears whole; an older one of the same step gives way, and
-    comes back where the new one cannot be written."""
+    comes back where the new one cannot be written. Damaged ones of later steps, which the run
+    passed over when it was resumed, are set aside as `checkpoint-<step>.damaged`, so that they
+    are not counted among the last ones.
+
+    Raises OSError naming the folder where the system refuses a write, such as on a full disk.
+    """
+    _set_damaged_aside(folder)
     stale = _set_aside(folder)
     if folder.exists():
         shutil.rmtree(stale, ignore_errors=True)
@@ -83,15 +95,35 @@ def _write(
     with new_folder(folder) as temporary:
         save_adapter(temporary)
         (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-        save_file(dict(optimizer), temporary / "optimizer.safetensors")
-        save_file(dict(pending), temporary / "pending.safetensors")
+        for name, tensors in zip(FILES[:2], (optimizer, pending), strict=True):
+            save_file(dict(tensors), temporary / name)
         sums = {f.name: _sha256(f) for f in sorted(temporary.iterdir()) if f.is_file()}
-        write_json(temporary / STATE_FILE, {"schema": 1, **state, "sha256": sums})
+        whole = {"schema": SCHEMA, **state, "sha256": sums}
+        sums[STATE_FILE] = _sha256_of_state(whole)
+        write_json(temporary / STATE_FILE, whole)
 
 
 def _set_aside(folder: Path) -> Path:
     """Where a checkpoint waits while another one of its step is written."""
     return folder.with_name(f".old-{folder.name}")
+
+
+def _set_damaged_aside(folder: Path) -> None:
+    written = int(folder.name.removeprefix(PREFIX))
+    for step in checkpoint_steps(folder.parent):
+        later = folder.with_name(f"{PREFIX}{step}")
+        if step > written and not _is_whole(later):
+            aside = later.with_name(f"{later.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            later.rename(aside)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        read_checkpoint(folder)
+    except DataError:
+        return False
+    return True
 
 
 def _bring_back(folder: Path) -> None:
@@ -104,18 +136,41 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     state = read_json(folder / STATE_FILE)
     if not isinstance(state, dict) or not isinstance(state.get("sha256"), dict):
         raise DataError(f"{folder / STATE_FILE} is not a checkpoint's state; remove the folder.")
-    for name, expected in state["sha256"].items():
-        file = folder / Path(name).name
-        if not file.is_file() or _sha256(file) != expected:
+    if state.get("schema") != SCHEMA:
+        raise DataError(
+            f"{folder / STATE_FILE} is of schema {state.get('schema')!r}, this version reads "
+            f"{SCHEMA}; go on with the version that wrote it, or use another checkpoint."
+        )
+    for name in (STATE_FILE, *sorted({*state["sha256"], *FILES})):  # first what names the others
+        if _sum_now(folder / Path(name).name, state) != state["sha256"].get(name):
             raise DataError(
-                f"{file} is missing or damaged; remove the folder or use another checkpoint."
+                f"{folder / Path(name).name} is missing or damaged; remove the folder or use "
+                "another checkpoint."
             )
-    return Checkpoint(
-        folder,
-        state,
-        load_file(folder / "optimizer.safetensors"),
-        load_file(folder / "pending.safetensors"),
-    )
+    optimizer, pending = (load_file(folder / name) for name in FILES[:2])
+    return Checkpoint(folder, state, _in_memory(optimizer), _in_memory(pending))
+
+
+def _sum_now(file: Path, state: Mapping[str, Any]) -> str | None:
+    """The SHA-256 of a checkpoint's file as it is now, None where it cannot be read."""
+    if file.name == STATE_FILE:
+        return _sha256_of_state(state)
+    try:
+        return _sha256(file)
+    except OSError:
+        return None
+
+
+def _sha256_of_state(state: Mapping[str, Any]) -> str:
+    """Of all that the state file says but this sum itself."""
+    sums = {name: value for name, value in state["sha256"].items() if name != STATE_FILE}
+    text = json.dumps({**state, "sha256": sums}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _in_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that are aligned as torch's own, and not bound to a file that may be removed."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -125,9 +180,11 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def newest_checkpoint(folder: Path, log: Callable[[str], None] = print) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are passed over, and that is said.
+    """The newest checkpoint that is whole; damaged ones are passed over, and that is said. None
+    where there is no checkpoint at all.
 
-    Raises RunError where there are checkpoints and none of them is whole.
+    Raises RunError where there are checkpoints and none of them is whole: to begin anew would
+    throw away the metrics and rollouts of all the steps before, and nobody asked for that.
     """
     steps = checkpoint_steps(folder)
     for step in reversed(steps):

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlkit.errors import DataError, RunError
 from rlkit.training.checkpointing import (
+    FILES,
+    arithmetic,
     checkpoint_steps,
     newest_checkpoint,
     prune_checkpoints,
+    read_checkpoint,
     tidy_checkpoints,
     write_checkpoint,
 )
@@ -47,6 +51,100 @@ def test_a_process_killed_while_it_replaces_its_only_checkpoint_loses_nothing(tm
     tidy_checkpoints(tmp_path)
     assert newest_checkpoint(tmp_path).state["mark"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+ADAPTER = {"adapter_config.json": '{"r": 4}', "adapter_model.safetensors": "weights"}
+
+
+def write_whole(folder: Path, mark: int) -> Path:
+    def save(path: Path) -> None:
+        for name, content in ADAPTER.items():
+            (path / name).write_text(content)
+
+    return write_checkpoint(folder, save, {"mark": mark, "visits": {"s": 3}}, TENSORS, TENSORS)
+
+
+def flipped(content: bytes) -> bytes:
+    """One bit of the byte in the middle."""
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    return bytes(changed)
+
+
+DAMAGES = {
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-3]),
+    "emptied": lambda file: file.write_bytes(b""),
+    "one bit flipped": lambda file: file.write_bytes(flipped(file.read_bytes())),
+    "missing": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [*ADAPTER, *FILES])
+def test_a_damaged_file_makes_the_one_before_it_the_newest_and_that_is_said(tmp_path, name, damage):
+    for step in (1, 2):
+        write_whole(tmp_path / f"checkpoint-{step}", step)
+    DAMAGES[damage](tmp_path / "checkpoint-2" / name)
+    said: list[str] = []
+    assert newest_checkpoint(tmp_path, said.append).state["mark"] == 1
+    assert len(said) == 1 and said[0].startswith("checkpoint 2 is passed over: ")
+    assert f"checkpoint-2/{name}" in said[0]
+
+
+def test_every_changed_number_of_the_state_is_seen(tmp_path):
+    folder = write_whole(tmp_path / "checkpoint-1", 1)
+    text = (folder / "trainer_state.json").read_text()
+    for before, after in (('"mark": 1', '"mark": 2'), ('"s": 3', '"s": 2'), ('"s": 3', '"t": 3')):
+        (folder / "trainer_state.json").write_text(text.replace(before, after))
+        with pytest.raises(DataError, match=r"trainer_state\.json is missing or damaged"):
+            read_checkpoint(folder)
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew_behind_ones_back(tmp_path):
+    for step in (1, 2):
+        (write_whole(tmp_path / f"checkpoint-{step}", step) / "pending.safetensors").unlink()
+    said: list[str] = []
+    with pytest.raises(RunError, match="holds 2 checkpoints and none is whole; move the run's fo"):
+        newest_checkpoint(tmp_path, said.append)
+    assert [line.split(" is ")[0] for line in said] == ["checkpoint 2", "checkpoint 1"]
+    assert newest_checkpoint(tmp_path / "nothing here") is None
+
+
+def test_a_checkpoint_of_another_version_is_said_to_be_one(tmp_path):
+    folder = write_whole(tmp_path / "checkpoint-1", 1)
+    text = (folder / "trainer_state.json").read_text()
+    (folder / "trainer_state.json").write_text(text.replace('"schema": 2', '"schema": 1'))
+    with pytest.raises(DataError, match="is of schema 1, this version reads 2"):
+        read_checkpoint(folder)
+
+
+def test_a_damaged_later_checkpoint_is_not_counted_among_the_last_ones(tmp_path):
+    """Else a run that goes on from 5 would, at 6, remove 5 and 6 and keep the damaged 7."""
+    for step in (5, 7):
+        write_whole(tmp_path / f"checkpoint-{step}", step)
+    (tmp_path / "checkpoint-7" / "pending.safetensors").write_bytes(b"")
+    write_whole(tmp_path / "checkpoint-6", 6)
+    prune_checkpoints(tmp_path, 1, set())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-6",
+        "checkpoint-7.damaged",
+    ]
+    for step in (6, 7):  # what is whole stays, of whatever step it is
+        write_whole(tmp_path / f"checkpoint-{step}", step)
+    write_whole(tmp_path / "checkpoint-6", 6)
+    assert checkpoint_steps(tmp_path) == [6, 7]
+
+
+def test_what_is_read_back_is_in_memory_and_bound_to_no_file(tmp_path):
+    read = read_checkpoint(write_whole(tmp_path / "checkpoint-1", 1))
+    read.pending["x"] += 1  # as gradients are
+    assert torch.equal(read_checkpoint(tmp_path / "checkpoint-1").pending["x"], TENSORS["x"])
+
+
+def test_arithmetic_names_what_may_change_a_last_bit():
+    found = arithmetic(torch.device("cpu"))
+    assert found["torch"] == torch.__version__ and found["threads"] == torch.get_num_threads()
+    assert {"transformers", "peft", "numpy", "machine", "processor", "instructions"} <= {*found}
 
 
 def test_the_last_ones_and_the_best_are_kept(tmp_path):
