@@ -8,10 +8,15 @@ import torch
 from rlkit.config import RunConfig
 from rlkit.practice.task import Score, build_search_task
 from rlkit.run import Run
+from rlkit.training.gradients import trainable, without_dropout
+from rlkit.training.logprobs import group_log_probs
 from rlkit.training.loop import load_model, train
 from rlkit.training.models import SMOLLM2, SMOLLM2_SHA256, smollm2_file
+from rlkit.training.policy import load_model_with_lora
+from rlkit.training.sampling import sample_actions, uniform_numbers
 from rlkit.training.text import encode_prompt, token_counter
 from rlkit.training.trainer import GRPOTrainer
+from tests.training.architectures import dense_log_probs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,6 +65,50 @@ def test_two_grpo_steps_of_smollm2_on_the_demo(tmp_path):
     assert len(run.read_rollouts()) == 8
     moved = [n for n, p in trainer.parameters.items() if not torch.equal(p, before[n])]
     assert len(moved) >= len(before) // 2  # every B; the A's gradients are 0 at the first move
+
+
+@pytest.mark.slow
+def test_the_shared_prompt_is_the_dense_pass_of_transformers_to_1e_4():
+    """float32: values in nats, gradients in parts of each adapter tensor's largest entry; the
+    actions are sampled, and of unequal lengths."""
+    model, tokenizer = load_model_with_lora(
+        SMOLLM2, RunConfig().lora, device="cpu", dtype="float32", log=lambda _: None
+    )
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    words = "Which river flows through the town where the author of the novel was born? " * 12
+    prompt = encode_prompt(tokenizer, [{"role": "user", "content": words}])
+    draws = uniform_numbers(7, "s", 0, 3, 16)
+    common = tuple(tokenizer.convert_tokens_to_ids(["Ġthe", "Ġof", ","])) + (2,)
+    sampled = sample_actions(
+        model, [prompt], 3, 16, end_ids=common, temperature=1.0, uniforms=draws
+    )
+    assert len({len(row) for row in sampled.rows()}) > 1
+
+    def shared():
+        return group_log_probs(model, prompt, sampled.tokens, mask=sampled.mask)[0]
+
+    def dense():
+        return dense_log_probs(model, prompt, sampled.tokens)
+
+    results = []
+    for function in (shared, dense):
+        if function is dense:
+            model.get_base_model().set_attn_implementation("sdpa")
+        model.zero_grad()
+        with without_dropout(model):
+            value = function() * sampled.mask
+            value.sum().backward()
+        results.append((value.detach(), {n: p.grad.clone() for n, p in trainable(model).items()}))
+    (found, gradient), (expected, reference) = results
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found, sampled.logprobs, rtol=0, atol=1e-4)
+    for name, tensor in reference.items():
+        scale = float(tensor.abs().max())
+        assert scale > 0, name
+        torch.testing.assert_close(gradient[name], tensor, rtol=0, atol=1e-4 * scale, msg=name)
 
 
 def test_the_tokenizer_splits_digits_and_knows_the_chat_template():
