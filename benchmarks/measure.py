@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -64,6 +64,25 @@ def memory_mib(field: str = "VmRSS") -> float:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+class Stopwatch:
+    """Started when made; reads the seconds on the clock and on the processor. On one thread the
+    two agree, unless something else had the processor."""
+
+    def __init__(self) -> None:
+        self._start, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        return {
+            "steps": time.perf_counter() - self._start,
+            "steps_cpu": time.process_time() - self._cpu,
+        }
+
+
+def columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows with the same keys as one list a key."""
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 class Phases:

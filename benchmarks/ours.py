@@ -6,13 +6,20 @@ reward, reference pass, policy pass, backward and update.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measure import Phases, answer_job, common_phases, log_prob_phase, memory_mib
+from benchmarks.measure import (
+    Phases,
+    Stopwatch,
+    answer_job,
+    columns,
+    common_phases,
+    log_prob_phase,
+    memory_mib,
+)
 from benchmarks.workload import (
     TARGET_MODULES,
     Workload,
@@ -56,17 +63,14 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     before, rows = memory_mib(), []
     with _profiled(phases) if job["profile"] else nullcontext():
         for state in states:
-            start = time.perf_counter()
+            start = Stopwatch()
             metrics = trainer.training_step([state])
-            seconds = time.perf_counter() - start
+            row = {**start.read(), "phases": phases.take()}
             _check(trainer, work)
-            shares = {k: v for k, v in metrics.items() if k.startswith("time/")}
-            rows.append({"seconds": seconds, "shares": shares, "phases": phases.take()})
-    counted = rows[job["warm_up"] :]
+            row["shares"] = {k: v for k, v in metrics.items() if k.startswith("time/")}
+            rows.append(row)
     return {
-        "steps": [row["seconds"] for row in counted],
-        "shares": [row["shares"] for row in counted],
-        "phases": [row["phases"] for row in counted],
+        **columns(rows[job["warm_up"] :]),
         "before_mib": before,
         "peak_mib": memory_mib("VmHWM"),
     }

@@ -8,12 +8,19 @@ left out, in its favour). `VARIANTS` are the settings that could make it faster 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from benchmarks.measure import Phases, answer_job, common_phases, log_prob_phase, memory_mib
+from benchmarks.measure import (
+    Phases,
+    Stopwatch,
+    answer_job,
+    columns,
+    common_phases,
+    log_prob_phase,
+    memory_mib,
+)
 from benchmarks.workload import (
     TARGET_MODULES,
     Workload,
@@ -54,11 +61,10 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
             self.rows: list[dict[str, Any]] = []
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.start = time.perf_counter()
+            self.start = Stopwatch()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            seconds = time.perf_counter() - self.start
-            self.rows.append({"seconds": seconds, "phases": phases.take()})
+            self.rows.append({**self.start.read(), "phases": phases.take()})
 
     work, phases, times = Workload(**job["workload"]), Phases(), StepTimes()
     with tempfile.TemporaryDirectory() as folder:
@@ -68,10 +74,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         with _profiled(phases, trainer) if job["profile"] else nullcontext():
             trainer.train()
     _check_tokens(trainer, work, job["warm_up"] + job["steps"])
-    counted = times.rows[job["warm_up"] :]
     return {
-        "steps": [row["seconds"] for row in counted],
-        "phases": [row["phases"] for row in counted],
+        **columns(times.rows[job["warm_up"] :]),
         "settings": settings,
         "before_mib": before,
         "peak_mib": memory_mib("VmHWM"),

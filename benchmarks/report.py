@@ -67,6 +67,7 @@ def side(found: Sequence[dict[str, Any]], work: Workload) -> dict[str, Any]:
     made = {
         "n": len(steps),
         "median_s": median(steps),
+        "median_cpu_s": median(s for answer in found for s in answer["steps_cpu"]),
         "steps_s": [answer["steps"] for answer in found],
         "tokens_per_second": work.actions * work.action_tokens / median(steps),
         "peak_mib": max(answer["peak_mib"] for answer in found),
@@ -97,6 +98,7 @@ def text(made: dict[str, Any]) -> str:
         _row("step, median s", *(f"{made[s]['median_s']:.3f}" for s in sides), _faster(made)),
         _row("  n", *(str(made[s]["n"]) for s in sides)),
         _row("  shortest and longest s", *(_range(made[s]["steps_s"]) for s in sides)),
+        _row("  on the processor, median", *(f"{made[s]['median_cpu_s']:.3f}" for s in sides)),
         _row("sampled tokens a second", *(f"{made[s]['tokens_per_second']:.1f}" for s in sides)),
         _row("peak memory MiB", *(f"{made[s]['peak_mib']:.0f}" for s in sides), _memory(made)),
         _row("  before the first step", *(f"{made[s]['before_mib']:.0f}" for s in sides)),
@@ -168,12 +170,17 @@ def variants_result(
 
 
 def variants_text(made: dict[str, Any]) -> str:
-    lines = [_title(made), "", f"{'TRL with':<28}{'median s':>10}{'n':>4}{'peak MiB':>10}"]
+    lines = [
+        _title(made),
+        "",
+        f"{'TRL with':<28}{'median s':>10}{'cpu s':>10}{'n':>4}{'peak MiB':>10}",
+    ]
     for name, row in made["variants"].items():
         if "error" in row:
             lines.append(f"{name:<28}  fails: {row['error']}")
         else:
-            lines.append(f"{name:<28}{row['median_s']:>10.3f}{row['n']:>4}{row['peak_mib']:>10.0f}")
+            times = f"{row['median_s']:>10.3f}{row['median_cpu_s']:>10.3f}"
+            lines.append(f"{name:<28}{times}{row['n']:>4}{row['peak_mib']:>10.0f}")
     return "\n".join(lines)
 
 

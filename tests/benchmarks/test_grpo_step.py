@@ -194,7 +194,7 @@ def job(tiny, **changes):
 def test_our_steps_are_timed_without_the_warm_up(tiny):
     answer = ours.measure(job(tiny))
     assert len(answer["steps"]) == len(answer["shares"]) == 2
-    assert all(seconds > 0 for seconds in answer["steps"])
+    assert all(seconds > 0 for seconds in answer["steps"] + answer["steps_cpu"])
     assert answer["peak_mib"] >= answer["before_mib"] > 0
     assert answer["phases"] == [{}, {}]
 
@@ -240,11 +240,12 @@ def test_time_in_an_inner_phase_is_not_counted_to_the_outer_one(monkeypatch):
 
 def test_steps_of_all_processes_are_pooled_into_one_median():
     found = [
-        {"steps": [1.0, 9.0], "peak_mib": 10.0, "before_mib": 5.0},
-        {"steps": [2.0, 3.0, 4.0], "peak_mib": 12.0, "before_mib": 6.0},
+        {"steps": [1.0, 9.0], "steps_cpu": [1, 2], "peak_mib": 10.0, "before_mib": 5.0},
+        {"steps": [2.0, 3.0, 4.0], "steps_cpu": [2], "peak_mib": 12.0, "before_mib": 6.0},
     ]
     made = side(found, WORK)
     assert (made["n"], made["median_s"], made["peak_mib"]) == (5, 3.0, 12.0)
+    assert made["median_cpu_s"] == 2
     assert made["tokens_per_second"] == pytest.approx(2 * 2 / 3.0)
 
 
@@ -264,9 +265,10 @@ def example_result(median_s=2.0, actions=2, least=1.0):
     options = build_parser().parse_args(["--preset", "tiny", "--rounds", "1", "--steps", "1"])
     work = replace(WORK, actions=actions)
     row = {"seconds": least, "operations": 1, "bytes": 1, "moving_s": 0.0}
+    fixed = {"steps_cpu": [1.0], "before_mib": 5.0, "settings": {}}
     answers = {
-        "ours": [{"steps": [median_s], "peak_mib": 10.0, "before_mib": 5.0}],
-        "trl": [{"steps": [3 * median_s], "peak_mib": 40.0, "before_mib": 5.0, "settings": {}}],
+        "ours": [{"steps": [median_s], "peak_mib": 10.0, **fixed}],
+        "trl": [{"steps": [3 * median_s], "peak_mib": 40.0, **fixed}],
     }
     return result(options, work, answers, {}, {"prefill": row})
 
