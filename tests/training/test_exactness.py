@@ -201,6 +201,42 @@ def test_a_step_with_gradient_checkpointing_has_the_gradients_of_one_without(tmp
     assert_close(updates[1], updates[0], 1e-10)
 
 
+@pytest.mark.parametrize("loss_type", AVERAGES)
+def test_a_second_pass_weighs_against_the_policy_that_sampled(tmp_path, loss_type):
+    """`num_iterations: 2`: the second update's gradient is that of the loss at the moved weights,
+    with the ratio to the weights before, both computed densely. Float64 to 1e-9."""
+    options = dict(loss_type=loss_type, num_iterations=2, kl_penalty=0.1, max_grad_norm=1e6)
+    config = tiny_config(tmp_path, **options)
+    config = config.with_overrides("training.gradient_accumulation_steps=1")
+    trainer = uneven_trainer(config, in_float64(with_lora(tiny_base())), lambda k, text: float(k))
+    move, record = type(trainer.optimizer).step, trainer.optimizer.step
+
+    def record_and_move_once():
+        record()
+        if len(trainer.updates) == 1:
+            move(trainer.optimizer)
+
+    trainer.optimizer.step = record_and_move_once
+    metrics = trainer.training_step(trainer.task.states("train")[:1])
+    group, before = trainer.last_groups[0], in_float64(with_lora(tiny_base()))
+    for model in (before, trainer.model):
+        model.get_base_model().set_attn_implementation("sdpa")
+    with torch.no_grad():
+        old = dense_log_probs(before, group.prompt, group.sampled.tokens)
+        with before.disable_adapter():
+            ref = dense_log_probs(before, group.prompt, group.sampled.tokens)
+    trainer.model.zero_grad()
+    logp = dense_log_probs(trainer.model, group.prompt, group.sampled.tokens)
+    advantages = torch.from_numpy(group.advantages)
+    loss = group_loss(logp, old, ref, advantages, group.sampled.mask, config.grpo)
+    (loss.total / loss.denominator).backward()
+    assert float((logp - old)[group.sampled.mask].abs().max()) > 0.01  # the weights did move
+    expected = {name: p.grad for name, p in trainable(trainer.model).items()}
+    assert_close(trainer.updates[1], expected, 1e-9)
+    clipped = loss.stats["clipped_low"] / loss.stats["tokens"]
+    assert metrics["clip_ratio/low_mean"] == pytest.approx(clipped)
+
+
 # -- the first step --------------------------------------------------------------------------
 
 
