@@ -286,9 +286,7 @@ def shared_attention(
     p = prompt_key.shape[2]
     hides = window is not None and window < p + c
     if query.device.type == "cpu" and not hides:
-        return _SharedAttention.apply(
-            query, prompt_key, prompt_value, own_key, own_value, scale
-        )
+        return _SharedAttention.apply(query, prompt_key, prompt_value, own_key, own_value, scale)
     steps = torch.arange(c, device=query.device)
     distance = steps[:, None] - steps[None, :]  # (C, C)
     own_hidden, bias = distance < 0, None

@@ -11,6 +11,7 @@ from rlkit.training.logprobs import (
     compute_sequence_log_prob,
     get_token_log_probs,
     group_log_probs,
+    score_tokens,
 )
 from tests.training.conftest import tiny_base
 
@@ -30,6 +31,35 @@ def test_chunks_and_masks_change_no_value_and_no_gradient():
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def test_a_frozen_head_gives_the_values_and_gradients_of_autograd():
+    head = torch.nn.Linear(6, 50, bias=False).double()
+    hidden = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.arange(9)
+    results = []
+    for frozen in (False, True):
+        head.weight.requires_grad_(not frozen)
+        logp, entropy = score_tokens(head, hidden, targets, 0.7)
+        (gradient,) = torch.autograd.grad((logp * logp.detach().cos()).sum(), hidden)
+        assert not entropy.requires_grad
+        results.append((logp.detach(), entropy, gradient))
+    plain = torch.log_softmax(head(hidden) / 0.7, -1)[torch.arange(9), targets]
+    for a, b, c in zip(*results, (plain, None, None), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+        if c is not None:
+            torch.testing.assert_close(a, c, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_no_graph_holds_a_number_for_every_token_of_the_vocabulary(frozen):
+    """N x C x V floats would not fit for real vocabularies."""
+    head = torch.nn.Linear(4, 1000, bias=False).requires_grad_(not frozen)
+    hidden = torch.randn(8, 4, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        score_tokens(head, hidden, torch.arange(8), 1.0)
+    assert kept and all(shape.numel() < 8 * 1000 for shape in kept if shape != head.weight.shape)
 
 
 def test_actions_of_one_token_are_predicted_by_the_prompt_alone():
