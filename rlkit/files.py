@@ -236,7 +236,8 @@ def sync_folder(folder: Path) -> None:
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with _named_where_refused(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 

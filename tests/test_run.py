@@ -49,10 +49,13 @@ def test_what_may_change_may_change_and_is_saved(config):
 
 def test_other_differences_are_listed_key_by_key(config):
     Run.open(config).append_metrics({"step": 1})
-    other = config.with_overrides("grpo.group_size=8", "seed=1", "training.num_epochs=9")
+    other = config.with_overrides(
+        "model.base_model_path=debug", "grpo.group_size=8", "seed=1", "training.num_epochs=9"
+    )
     with pytest.raises(RunError) as error:
         Run.open(other)
     said = str(error.value)
+    assert "model.base_model_path (" in said
     assert "grpo.group_size (4 there, 8 given)" in said and "seed (7 there, 1 given)" in said
     assert "num_epochs" not in said
     assert Run.at(Run.open(config).folder).config == config  # nothing was overwritten

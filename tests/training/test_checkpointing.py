@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rlkit.errors import DataError, RunError
 from rlkit.training.checkpointing import (
@@ -18,6 +21,10 @@ from rlkit.training.checkpointing import (
     tidy_checkpoints,
     write_checkpoint,
 )
+from rlkit.training.gradients import trainable, without_dropout
+from rlkit.training.loop import load_model, train
+from rlkit.training.models import byte_tokenizer
+from tests.training.conftest import tiny_base, tiny_config, tiny_trainer
 
 TENSORS = {"x": torch.ones(2)}
 
@@ -133,6 +140,68 @@ def test_a_damaged_later_checkpoint_is_not_counted_among_the_last_ones(tmp_path)
         write_whole(tmp_path / f"checkpoint-{step}", step)
     write_whole(tmp_path / "checkpoint-6", 6)
     assert checkpoint_steps(tmp_path) == [6, 7]
+
+
+def test_the_best_by_dev_is_kept_besides_the_last_ones(tmp_path):
+    """Saved at 2, 3, 4, 6, 8 and 9; dev, at 3, 6 and 9, was best at 6."""
+    config = tiny_config(tmp_path).with_overrides(
+        "training.num_epochs=3", "training.save_every_n_steps=2", "training.keep_last=1"
+    )
+    trainer, written = tiny_trainer(config), set()
+    dev = {0: 2.0, 3: 0.5, 6: 0.9, 9: 0.1}  # before training there is nothing to keep
+    trainer.evaluate = lambda _: {"reward": dev[trainer.progress.step]}
+    folder = trainer.run.checkpoints_folder
+    train(trainer, progress=lambda _: written.update(checkpoint_steps(folder)))
+    assert written | {*checkpoint_steps(folder)} == {2, 3, 4, 6, 8, 9}
+    assert checkpoint_steps(folder) == [6, 9]
+
+
+def test_with_another_version_a_run_goes_on_and_says_that_it_is_not_bitwise(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path)
+    train(tiny_trainer(config.with_overrides("training.max_steps=2")))
+    monkeypatch.setattr("rlkit.training.checkpointing.metadata.version", lambda name: f"{name} 99")
+    again, said = tiny_trainer(config.with_overrides("training.max_steps=3")), []
+    again.log = said.append
+    assert train(again) == "finished" and again.progress.step == 3
+    assert "not bitwise: the run goes on with another transformers, peft, numpy" in said
+
+
+PLAIN = """
+import sys, peft, safetensors.torch, torch
+checkpoint, tokens, out = sys.argv[1], [int(t) for t in sys.argv[2].split(",")], sys.argv[3]
+model = peft.AutoPeftModelForCausalLM.from_pretrained(checkpoint).eval()
+again = peft.PeftModel.from_pretrained(model.get_base_model(), checkpoint).eval()
+with torch.no_grad():
+    logits = {str(i): m(torch.tensor([tokens])).logits for i, m in enumerate((model, again))}
+assert not [name for name in sys.modules if name.split(".")[0] == "rlkit"]
+safetensors.torch.save_file(logits, out)
+"""
+
+
+def test_peft_alone_loads_a_checkpoint_and_gives_the_same_logits(tmp_path):
+    """With the base that the adapter names, in a process that knows nothing of us."""
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    tiny_base().save_pretrained(tmp_path / "base")
+    config = tiny_config(tmp_path).with_overrides(
+        f"model.base_model_path={tmp_path / 'base'}", "model.dtype=float32", "model.device=cpu"
+    )
+    model, _ = load_model(config, None, lambda _: None)
+    for name, parameter in trainable(model).items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    folder, tokens = tiny_trainer(config, model=model).save_checkpoint(), [72, 101, 108, 108, 111]
+    arguments = [str(folder), ",".join(map(str, tokens)), str(tmp_path / "logits.safetensors")]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = load_file(tmp_path / "logits.safetensors")
+    with torch.no_grad(), without_dropout(model):
+        ours = model(torch.tensor([tokens])).logits
+        with model.disable_adapter():
+            assert (model(torch.tensor([tokens])).logits - ours).abs().max() > 0.01
+    for logits in theirs.values():
+        torch.testing.assert_close(logits, ours, atol=1e-5, rtol=0)
 
 
 def test_what_is_read_back_is_in_memory_and_bound_to_no_file(tmp_path):
