@@ -32,12 +32,13 @@ from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RunError
 from rlkit.run import Run
 from rlkit.training.adapters import load_lora_checkpoint
+from rlkit.training.advantages import token_advantages
 from rlkit.training.checkpointing import PREFIX, checkpoint_steps, newest_checkpoint
 from rlkit.training.gradients import trainable, without_dropout
 from rlkit.training.grpo import AVERAGES, group_loss
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.rollout import Group
-from rlkit.training.stored import chosen_actions, stored_groups, token_advantages
+from rlkit.training.stored import chosen_actions, stored_groups
 
 Setting = str | Mapping[str, Any]  # a loss type, or changes of the section `grpo`
 

@@ -13,11 +13,9 @@ from torch import Tensor
 from rlkit.errors import DataError, RunError
 from rlkit.practice.task import Score
 from rlkit.run import Run
-from rlkit.training.credit import clue_advantages, clue_of_tokens
-from rlkit.training.grpo import group_advantages
 from rlkit.training.rollout import Group
 from rlkit.training.sampling import SampledActions
-from rlkit.training.text import encode_prompt, token_texts
+from rlkit.training.text import encode_prompt
 
 STEPS = 2  # enough for a hint; in a comparison of losses each group costs some backward passes
 
@@ -90,22 +88,3 @@ def _group(state: Any, visit: int, prompt: list[int], rows: pd.DataFrame, device
     group.old_logp = padded("policy_logp", torch.float64)
     group.ref_logp = padded("reference_logp", torch.float64)
     return group
-
-
-def token_advantages(
-    groups: Sequence[Group],
-    settings: Any,
-    tokenizer: Any,
-) -> list[np.ndarray]:
-    """(K, C) float64 advantages of every group of a step, as the trainer gives them."""
-    by_action = group_advantages([g.rewards for g in groups], settings.scale_rewards)
-    result = []
-    for group, advantages in zip(groups, by_action, strict=True):
-        owners, values = np.full(group.sampled.tokens.shape, -1), []
-        if settings.credit == "clue":
-            for k, (ids, score) in enumerate(zip(group.sampled.rows(), group.scores, strict=True)):
-                spans, worth = (score.components[name] for name in ("clue_spans", "clue_values"))
-                owners[k, : len(ids)] = clue_of_tokens(token_texts(tokenizer, ids), spans)
-                values.append(list(worth) if score.reward is not None else [])
-        result.append(clue_advantages(advantages, values, owners))
-    return result

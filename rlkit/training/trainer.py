@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from rlkit.training.adapters import as_reference, load_lora_checkpoint, save_lora_checkpoint
+from rlkit.training.advantages import token_advantages
 from rlkit.training.attention import PromptCache
 from rlkit.training.checkpointing import (
     PREFIX,
@@ -32,16 +32,15 @@ from rlkit.training.checkpointing import (
     tidy_checkpoints,
     write_checkpoint,
 )
-from rlkit.training.credit import clue_advantages, clue_of_tokens
 from rlkit.training.gradients import assert_gradients, clip_gradients, trainable, without_dropout
-from rlkit.training.grpo import group_advantages, group_loss, k3
+from rlkit.training.grpo import group_loss, k3
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics
 from rlkit.training.prefix import decoder_and_head, read_prompts
 from rlkit.training.rollout import Group, group_from_tensors, group_tensors, mean
 from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
 from rlkit.training.schedule import learning_rate
-from rlkit.training.text import decode, encode_prompt, end_ids, token_texts
+from rlkit.training.text import decode, encode_prompt, end_ids
 
 
 @dataclass
@@ -197,22 +196,9 @@ class GRPOTrainer:
 
     def _set_advantages(self, groups: Sequence[Group]) -> None:
         """(K, C) float64 advantages of every group, in place."""
-        by_action = group_advantages([g.rewards for g in groups], self.settings.scale_rewards)
-        for group, advantages in zip(groups, by_action, strict=True):
-            length = group.sampled.tokens.shape[1]
-            group.advantages = np.repeat(advantages[:, None], length, axis=1)
-            if self.settings.credit == "clue":
-                group.advantages = self._clue_advantages(group, advantages)
-
-    def _clue_advantages(self, group: Group, advantages: np.ndarray) -> np.ndarray:
-        owners = np.full(group.sampled.tokens.shape, -1)
-        values = []
-        for k, (ids, score) in enumerate(zip(group.sampled.rows(), group.scores, strict=True)):
-            pieces = token_texts(self.tokenizer, ids)
-            owners[k, : len(ids)] = clue_of_tokens(pieces, score.components.get("clue_spans") or [])
-            known = score.reward is not None  # else it is no company for the others' clues
-            values.append(score.components.get("clue_values") or [] if known else [])
-        return clue_advantages(advantages, values, owners)
+        found = token_advantages(groups, self.settings, self.tokenizer)
+        for group, advantages in zip(groups, found, strict=True):
+            group.advantages = advantages
 
     def _pass(self, group: Group, first: bool) -> dict[str, float]:
         """One pass over a group: reference and old log-probabilities the first time, then the

@@ -13,13 +13,14 @@ import torch
 from rlkit.errors import ConfigError, DataError, RunError
 from rlkit.practice.task import Score
 from rlkit.training import replay
+from rlkit.training.advantages import token_advantages
 from rlkit.training.checkpointing import read_checkpoint
 from rlkit.training.grpo import AVERAGES
 from rlkit.training.loop import train
 from rlkit.training.replay import compare_loss_types, token_weights
 from rlkit.training.rollout import Group
 from rlkit.training.sampling import SampledActions
-from rlkit.training.stored import stored_groups, token_advantages
+from rlkit.training.stored import stored_groups
 from tests.training.conftest import (
     LetterTask,
     tiny_base,

@@ -1,0 +1,35 @@
+"""What each token of a step's groups is credited with: an action's advantage, or its clue's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlkit.training.credit import clue_advantages, clue_of_tokens
+from rlkit.training.grpo import group_advantages
+from rlkit.training.rollout import Group
+from rlkit.training.text import token_texts
+
+
+def token_advantages(groups: Sequence[Group], settings: Any, tokenizer: Any) -> list[np.ndarray]:
+    """(K, C) float64 advantages of every group of a step.
+
+    `settings` has the attributes of the params section `grpo`. With `credit: clue` an action that
+    has no reward is no company for the others' clues.
+    """
+    by_action = group_advantages([group.rewards for group in groups], settings.scale_rewards)
+    result = []
+    for group, advantages in zip(groups, by_action, strict=True):
+        owners, values = np.full(group.sampled.tokens.shape, -1), []
+        if settings.credit == "clue":
+            for k, (ids, score) in enumerate(zip(group.sampled.rows(), group.scores, strict=True)):
+                spans = score.components.get("clue_spans")
+                worth = score.components.get("clue_values")
+                pieces = token_texts(tokenizer, ids)
+                owners[k, : len(ids)] = clue_of_tokens(pieces, [] if spans is None else spans)
+                known = score.reward is not None and worth is not None
+                values.append(list(worth) if known else [])
+        result.append(clue_advantages(advantages, values, owners))
+    return result
