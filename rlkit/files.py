@@ -27,7 +27,8 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write a file so that it appears whole; creates the folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with _named_where_refused(path):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with _named_where_refused(path):
             with os.fdopen(handle, "wb") as file:
@@ -99,8 +100,9 @@ def _named_where_refused(path: str | Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None and _SHORT.fullmatch(str(error)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        if error.errno is not None and error.filename is None:  # a failed write names no file
-            error.filename = str(path)
+        temporary = Path(str(error.filename)).name.startswith(f".{Path(path).name}.")
+        if error.errno is not None and (error.filename is None or temporary):
+            error.filename = str(path)  # a failed write names no file, or one that nobody knows
         raise
     except Exception as error:  # safetensors and tokenizers have exceptions of their own
         found = _OS_ERROR.search(str(error))

@@ -78,11 +78,18 @@ def test_a_full_disk_is_said_with_the_file_that_was_to_be_written(tmp_path, monk
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
+    def temporary(dir, prefix):
+        raise OSError(30, "Read-only file system", f"{dir}/{prefix}x1y2z3w4")
+
     monkeypatch.setattr(os, "fsync", full)
     for write in (write_text, append_line):
         with pytest.raises(OSError) as error:
             write(tmp_path / "a.txt", "x")
         assert error.value.filename == str(tmp_path / "a.txt")
+    monkeypatch.setattr("tempfile.mkstemp", temporary)
+    with pytest.raises(OSError) as error:
+        write_text(tmp_path / "a.txt", "x")
+    assert (error.value.errno, error.value.filename) == (30, str(tmp_path / "a.txt"))
 
 
 def test_leftovers_are_those_of_one_file_and_nothing_else(tmp_path):

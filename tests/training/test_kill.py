@@ -55,8 +55,9 @@ class Kill:
         def armed(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             files = [str(a) for a in args if isinstance(a, (str, Path))]
-            calls += not self.match or any(self.match in file for file in files)
-            if calls < self.n:
+            meant = not self.match or any(self.match in file for file in files)
+            calls += meant
+            if not meant or calls < self.n:
                 return function(*args, **kwargs)
             if self.when == "full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -143,14 +144,16 @@ FULL_DISK = {
     "no room for rollouts": Kill("os:replace", when="full", match="step-1.parquet"),
     "no room for a checkpoint": Kill(f"{CHECKPOINTING}:save_file", when="full"),
 }
-FEW = (
-    "half a line of metrics",
-    "before the optimiser moves",
-    "half of its second file",
-    "dev is evaluated",
-    "the second pass, on a checkpoint's gradients",
-    "an old checkpoint is removed",
-)
+FEW = FULL_DISK | {
+    name: EVERY_POINT[name]
+    for name in (
+        "half a line of metrics",
+        "before the optimiser moves",
+        "half of its second file",
+        "the second pass, on a checkpoint's gradients",
+        "an old checkpoint is removed",
+    )
+}
 
 
 def run(root: Path, folder: Path, kills: list[Kill | None], hash_seed: int) -> subprocess.Popen:
@@ -194,36 +197,24 @@ def whole(root, tmp_path_factory) -> Path:
 
 
 def test_a_run_that_was_killed_is_bitwise_the_run_that_was_never_interrupted(whole, root, tmp_path):
-    kills = {name: EVERY_POINT[name] for name in FEW}
-    codes, output = codes_of(run(root, tmp_path, [*kills.values(), None], hash_seed=2))
-    assert died(kills, codes) == [*kills], output
+    codes, output = codes_of(run(root, tmp_path, [*FEW.values(), None], hash_seed=2))
+    assert codes == [2] * 3 + [-signal.SIGKILL] * 5 + [0], output
     assert_same_run(whole, tmp_path / "debug")
+    # a full disk is one line, and the run goes on when there is room
+    said = [line for line in output.splitlines() if line.startswith("error: ")]
+    for line, file in zip(said, ("", "step-1.parquet: ", "checkpoint-2: "), strict=True):
+        assert f"{file}No space left on device; check the path" in line
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
 def test_a_run_killed_at_every_point_is_bitwise_the_run_that_was_never_interrupted(
     whole, root, tmp_path
 ):
-    kills = [*EVERY_POINT.values(), None]
-    codes, output = codes_of(run(root, tmp_path, kills, hash_seed=3))
-    assert died(EVERY_POINT, codes) == [*EVERY_POINT], output
+    codes, output = codes_of(run(root, tmp_path, [*EVERY_POINT.values(), None], hash_seed=3))
+    died = [name for name, code in zip(EVERY_POINT, codes, strict=False) if code == -9]
+    assert died == [*EVERY_POINT] and codes[-1] == 0, output
     assert_same_run(whole, tmp_path / "debug")
-
-
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(whole, root, tmp_path):
-    codes, output = codes_of(run(root, tmp_path, [*FULL_DISK.values(), None], hash_seed=4))
-    assert codes == [2, 2, 2, 0], output
-    said = [line for line in output.splitlines() if line.startswith("error: ")]
-    for line, file in zip(said, ("", "step-1.parquet: ", "checkpoint-2: "), strict=True):
-        assert f"{file}No space left on device; check the path" in line
-    assert "Traceback" not in output
-    assert_same_run(whole, tmp_path / "debug")
-
-
-def died(kills: dict[str, Kill], codes: list[int]) -> list[str]:
-    """The kills that were met; the last attempt, without one, has to come to the end."""
-    assert codes[-1] == 0
-    return [name for name, code in zip(kills, codes, strict=False) if code == -signal.SIGKILL]
 
 
 # ---- what bitwise means
