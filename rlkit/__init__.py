@@ -8,8 +8,10 @@ The way of the data, file by file:
     library/orchestrator.py     clues -> one ranking of documents (bm25.py finds them)
     practice/environment.py     ranking -> documents read and judged (agents/checker.py)
     practice/reward.py          documents -> reward; a group's rewards -> advantages
+    training/logprobs.py        actions -> log-probabilities, the prompt computed once
     training/grpo.py            advantages and log-probabilities -> loss
-    training/trainer.py         the loop around it; results/evaluate.py compares, report.py tells
+    training/trainer.py         the step around it, and loop.py the run around that
+    results/evaluate.py         compares what came of it; report.py tells
 
 The public names are loaded when they are first used; `import rlkit` loads no torch.
 """

@@ -12,47 +12,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from rlkit.training.adapters import as_reference, load_lora_checkpoint, save_lora_checkpoint
+from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
 from rlkit.training.attention import PromptCache
-from rlkit.training.checkpointing import (
-    PREFIX,
-    arithmetic,
-    newest_checkpoint,
-    optimizer_tensors,
-    prune_checkpoints,
-    restore_optimizer,
-    tidy_checkpoints,
-    write_checkpoint,
-)
+from rlkit.training.checkpointing import arithmetic
 from rlkit.training.gradients import assert_gradients, clip_gradients, trainable, without_dropout
+from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.grpo import group_loss, k3
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics
 from rlkit.training.prefix import decoder_and_head, read_prompts
-from rlkit.training.rollout import Group, group_from_tensors, group_tensors, mean
+from rlkit.training.resume import Progress, restore_trainer, save_trainer
+from rlkit.training.rollout import Group
 from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
 from rlkit.training.schedule import learning_rate
 from rlkit.training.text import decode, encode_prompt, end_ids
-
-
-@dataclass
-class Progress:
-    """Where a run stands: what a checkpoint keeps besides adapter and optimiser."""
-
-    step: int = 0
-    moves: int = 0
-    denominator: float = 0.0
-    visits: dict[str, int] = field(default_factory=dict)
-    best_step: int | None = None
-    best_value: float | None = None
 
 
 class GRPOTrainer:
@@ -83,14 +64,12 @@ class GRPOTrainer:
         )
         self.ends = end_ids(model, tokenizer)
         self.progress = Progress()
-        self._untrained = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.untrained = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
         self._checked = False
         self.device = next(model.parameters()).device
         if config.lora.dropout:
             log("lora.dropout acts in SFT only; GRPO passes have it off")
-
-    # -- one step ---------------------------------------------------------------------------
 
     def training_step(self, states: Sequence[Any]) -> dict[str, Any]:
         """Sample, score and learn from one group a state; returns the step's metrics.
@@ -192,7 +171,7 @@ class GRPOTrainer:
         """(C,) log-probabilities of one action's token ids under the policy, with a graph."""
         prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
         tokens = torch.tensor([list(action)], device=self.device)
-        return self._log_probs(prompt, tokens)[0][0]
+        return self.log_probs(prompt, tokens)[0][0]
 
     def _set_advantages(self, groups: Sequence[Group]) -> None:
         """(K, C) float64 advantages of every group, in place."""
@@ -206,7 +185,7 @@ class GRPOTrainer:
         mask = group.loss_mask(self.settings.mask_truncated)
         if first and self.settings.kl_penalty:
             with torch.no_grad(), as_reference(self.model):
-                group.ref_logp, _ = self._log_probs(
+                group.ref_logp, _ = self.log_probs(
                     group.prompt, group.sampled.tokens, group.sampled.mask
                 )
         advantages = torch.from_numpy(group.advantages).to(self.device)
@@ -214,7 +193,7 @@ class GRPOTrainer:
             bool((advantages != 0).any()) or bool(self.settings.kl_penalty)
         )
         with torch.set_grad_enabled(learns):
-            logp, entropy = self._log_probs(
+            logp, entropy = self.log_probs(
                 group.prompt, group.sampled.tokens, group.sampled.mask, group.prefix
             )
         group.prefix = None  # its graph is used up
@@ -243,20 +222,19 @@ class GRPOTrainer:
             sums["kl"] = float(k3((group.ref_logp - logp)[real]).sum())
         return sums
 
-    def _log_probs(
+    def log_probs(
         self,
         prompt: list[int],
         tokens: Tensor,
         mask: Tensor | None = None,
         prefix: PromptCache | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """(K, C) log-probabilities and entropies of a group's actions, without dropout."""
         temperature = self.settings.temperature
         with without_dropout(self.model):
             return group_log_probs(
                 self.model, prompt, tokens, mask=mask, temperature=temperature, prefix=prefix
             )
-
-    # -- the optimiser ----------------------------------------------------------------------
 
     def _update(self) -> dict[str, float]:
         """Move the optimiser; with num_iterations > 1, pass over the window's groups again, and
@@ -300,122 +278,17 @@ class GRPOTrainer:
     def _thinking(self) -> bool:
         return self.config.model.enable_thinking
 
-    # -- evaluation -------------------------------------------------------------------------
-
     def evaluate(self, states: Sequence[Any]) -> dict[str, float | None]:
-        """Greedy actions on `states`: mean reward, mean KL (k3, per token) to the reference, and
-        the means of the numeric reward components."""
-        prompts = [
-            encode_prompt(self.tokenizer, self.task.prompt(s), self._thinking) for s in states
-        ]
-        scores, kl, tokens = [], 0.0, 0.0
-        size = self.config.evaluation.batch_size
-        for start in range(0, len(states), size):
-            part = range(start, min(start + size, len(states)))
-            sampled = sample_actions(
-                self.model,
-                [prompts[i] for i in part],
-                1,
-                self.settings.max_new_tokens,
-                end_ids=self.ends,
-            )
-            for i, ids in zip(part, sampled.rows(), strict=True):
-                scores += self.task.score(states[i], [decode(self.tokenizer, ids)])
-                kl += self._kl_sum(prompts[i], ids)
-                tokens += len(ids)
-        names = ("important_rate", "discovery_rate", "invalid")
-        parts = {name: mean([s.components.get(name) for s in scores]) for name in names}
-        return {
-            "reward": mean([score.reward for score in scores]),
-            "kl": kl / tokens if tokens else None,
-            **parts,
-            "states": float(len(states)),
-        }
+        """Greedy actions on `states`: mean reward, mean KL to the reference, and components."""
+        return greedy_evaluation(self, states)
 
-    @torch.no_grad()
-    def _kl_sum(self, prompt: list[int], ids: list[int]) -> float:
-        tokens = torch.tensor([ids], device=self.device)
-        policy, _ = self._log_probs(prompt, tokens)
-        with as_reference(self.model):
-            reference, _ = self._log_probs(prompt, tokens)
-        return float(k3(reference - policy).sum())
-
-    # -- checkpoints ------------------------------------------------------------------------
-
-    def save_checkpoint(self, step: int | None = None) -> Any:
+    def save_checkpoint(self, step: int | None = None) -> Path:
         """Write `checkpoint-<step>` whole; keeps the last `keep_last` ones and the best."""
-        step = self.progress.step if step is None else step
-        folder = self.run.checkpoints_folder / f"{PREFIX}{step}"
-        state = {
-            **vars(self.progress),
-            "arithmetic": arithmetic(self.device),
-            "window": [g.state.state_id for g in self.window],
-            "base_model": self.config.model.base_model_path,
-        }
-        write_checkpoint(
-            folder,
-            lambda path: save_lora_checkpoint(self.model, path),
-            state,
-            optimizer_tensors(self.optimizer, list(self.parameters)),
-            self._pending(),
-        )
-        best = {self.progress.best_step} - {None}
-        prune_checkpoints(self.run.checkpoints_folder, self.config.training.keep_last, best)
-        return folder
-
-    def _pending(self) -> dict[str, Tensor]:
-        """Gradients that wait for the optimiser, and, for further passes, their groups."""
-        tensors = {
-            f"gradient/{name}": parameter.grad.detach().cpu().contiguous()
-            for name, parameter in self.parameters.items()
-            if parameter.grad is not None
-        }
-        if self.settings.num_iterations > 1:
-            for i, group in enumerate(self.window):
-                tensors |= {f"group/{i}/{k}": v for k, v in group_tensors(group).items()}
-        return tensors
+        return save_trainer(self, self.progress.step if step is None else step)
 
     def load_checkpoint(self) -> int:
-        """Go on from the newest whole checkpoint of the run's folder; returns its step (0: none).
-
-        What was written after it (metrics, rollouts) is cut off, so that nothing is there twice;
-        what this trainer did after it, in a kernel that was interrupted, is forgotten.
-        """
-        tidy_checkpoints(self.run.checkpoints_folder)
-        found = newest_checkpoint(self.run.checkpoints_folder, self.log)
-        if found is None:
-            self._forget()
-            self.run.cut_metrics(-1)
-            return 0
-        load_lora_checkpoint(self.model, found.folder)
-        restore_optimizer(self.optimizer, self.parameters, found.optimizer)
-        state = found.state
-        self.progress = Progress(**{name: state[name] for name in vars(Progress())})
-        for name, parameter in self.parameters.items():
-            gradient = found.pending.get(f"gradient/{name}")
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
-        by_id = {s.state_id: s for s in self.task.states("train")} if state["window"] else {}
-        self.window = [
-            group_from_tensors(by_id[state_id], found.pending, i, self.device)
-            for i, state_id in enumerate(state["window"])
-            if self.settings.num_iterations > 1
-        ]
-        changed = [k for k, v in arithmetic(self.device).items() if state["arithmetic"].get(k) != v]
-        if changed:
-            self.log(f"not bitwise: the run goes on with another {', '.join(changed)}")
-        self.run.cut_metrics(self.progress.step)
-        return self.progress.step
-
-    @torch.no_grad()
-    def _forget(self) -> None:
-        """Be as new: an interrupt before the first checkpoint leaves half a step behind."""
-        if self.progress == Progress():
-            return
-        for name, parameter in self.parameters.items():
-            parameter.copy_(self._untrained[name])
-        self.optimizer.state.clear()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.progress, self.window = Progress(), []
+        """Go on from the run's newest whole checkpoint; returns its step (0: none)."""
+        return restore_trainer(self)
 
     def lineage(self) -> dict[str, Any]:
         """What the run's lineage.json says of data and arithmetic."""
