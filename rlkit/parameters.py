@@ -185,6 +185,12 @@ class DataSection(Section):
         min_length=1,
     )
     max_rounds: int = key(3, "rounds a question is played when collecting", "rounds", ge=1, le=100)
+    planner: str = key(
+        "rules", "who plans each round when collecting", choices=("rules", "llm"), dotted=True
+    )
+    entities: str = key(
+        "rules", "who keeps the tables when collecting", choices=("rules", "llm"), dotted=True
+    )
 
     def check(self) -> None:
         needed = {"library": ("corpus_path", "questions_path"), "rounds": ("rounds_path",)}
@@ -217,11 +223,40 @@ class ExecutorSection(Section):
         2048, "longer prompts lose their oldest context", "tokens", ge=32, le=1_000_000
     )
     plain_lines: bool = key(True, "untagged lines count as clues")
+    served_model: str | None = key(
+        None, "name of the server's model that plays the Executor as policy served", min_length=1
+    )
+    served_url: str | None = key(
+        None,
+        "its server's address; null: model.vllm_base_url",
+        pattern=r"^https?://\S+$",
+        allowed="an address that starts with http:// or https://",
+    )
 
 
 class CheckerSection(Section):
     title: ClassVar[str] = "checker"
-    kind: str = key("gold", "who judges documents", choices=("gold",), dotted=True)
+    kind: str = key(
+        "gold",
+        "who judges documents: gold, by the gold documents; llm, the model behind "
+        "model.vllm_base_url",
+        choices=("gold", "llm"),
+        dotted=True,
+    )
+    language: Literal["auto", "en", "zh"] = key("auto", "the prompts'; auto: the question's")
+    batch_size: int = key(4, "documents a request", "documents", ge=1, le=64)
+    max_document_chars: int = key(
+        2000, "longer documents are cut there for the judge", "characters", ge=100, le=100_000
+    )
+    cache_path: str | None = key(
+        None, "file that keeps every verdict; null: verdicts.sqlite beside the runs", min_length=1
+    )
+    concurrency: int = key(16, "requests under way at once", "requests", ge=1, le=1024)
+    timeout: float = key(120.0, "a request may take", "seconds", gt=0, le=3600)
+    max_retries: int = key(5, "a request that failed is sent again", "times", ge=0, le=100)
+    patience: float = key(
+        600.0, "a server that does not answer at all is waited for", "seconds", ge=0, le=86400
+    )
 
 
 class EvaluationSection(Section):
