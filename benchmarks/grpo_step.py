@@ -29,7 +29,7 @@ from benchmarks import report  # noqa: E402
 from benchmarks.limit import BYTES, Shape, limit, phases  # noqa: E402
 from benchmarks.machine import faster, rates_from  # noqa: E402
 from benchmarks.measure import run_child  # noqa: E402
-from benchmarks.peer_trl import VARIANTS  # noqa: E402
+from benchmarks.peer_trl import BEST, VARIANTS  # noqa: E402
 from benchmarks.workload import PRESETS, Workload, model_names, prepare_model  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -82,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=_at_least(0), default=7, help="of the prompts; round r takes seed + r")
     add("--tries", type=_at_least(1), default=30, help="tries of every matrix product")
     add("--profile", action="store_true", help="one more process each, with phases counted")
+    add("--variant", choices=tuple(VARIANTS), default=BEST, help="TRL's settings")
     add("--peer-variants", action="store_true", help="only try TRL's settings, one process each")
     add("--output", type=Path, help="where the JSON goes (a preset: benchmarks/results/)")
     add("--added", nargs=2, metavar="RESULT", help="only compare two kept results")
@@ -125,6 +126,7 @@ def alternate(
             "seed": options.seed + number,
             "steps": options.steps,
             "profile": profiled,
+            "variant": options.variant,
         }
         answer = run_child(MODULES[side], done, options.threads)
         kind = "profiled" if profiled else f"round {number + 1} of {options.rounds}"
@@ -156,6 +158,7 @@ def keep(
     """Write the JSON: to --output; or to results/, where it is the preset's own comparison, on
     one thread and with enough steps. A quick look overwrites nothing."""
     path, pure = options.output, work == PRESETS[options.preset] and options.preset != "tiny"
+    pure = pure and options.variant == BEST
     enough = options.peer_variants or options.steps * options.rounds >= LEAST_STEPS
     if path is None and pure and enough and options.threads == 1 and options.peer != "none":
         path = RESULTS / f"{name}.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -46,7 +47,8 @@ def _header(options: argparse.Namespace, work: Workload) -> dict[str, Any]:
     shown = {k: str(v) for k, v in vars(options).items() if v not in (None, False)}
     shown.pop("output", None)
     flags = " ".join(
-        f"--{k.replace('_', '-')}" + ("" if v == "True" else f" {v}") for k, v in shown.items()
+        f"--{k.replace('_', '-')}" + ("" if v == "True" else f" {shlex.quote(v)}")
+        for k, v in shown.items()
     )
     return {
         "benchmark": "grpo_step",
@@ -54,6 +56,7 @@ def _header(options: argparse.Namespace, work: Workload) -> dict[str, Any]:
         "command": f"python benchmarks/grpo_step.py {flags}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": git_state(ROOT),
+        "variant": options.variant,
         "workload": asdict(work),
         "seeds": [options.seed + number for number in range(options.rounds)],
         "machine": {**machine(), "threads": options.threads},
@@ -105,6 +108,7 @@ def text(made: dict[str, Any]) -> str:
         "",
         f"limit {made['limit']['seconds']:.3f} s; ours takes {made['distance']:.2f} times as long",
         *_shares(made),
+        *([f"TRL: {made['variant']}"] if "trl" in made else []),
         "",
         *_phases(made, sides),
     ]
@@ -173,14 +177,14 @@ def variants_text(made: dict[str, Any]) -> str:
     lines = [
         _title(made),
         "",
-        f"{'TRL with':<28}{'median s':>10}{'cpu s':>10}{'n':>4}{'peak MiB':>10}",
+        f"{'TRL with':<34}{'median s':>10}{'cpu s':>10}{'n':>4}{'peak MiB':>10}",
     ]
     for name, row in made["variants"].items():
         if "error" in row:
-            lines.append(f"{name:<28}  fails: {row['error']}")
+            lines.append(f"{name:<34}  fails: {row['error']}")
         else:
             times = f"{row['median_s']:>10.3f}{row['median_cpu_s']:>10.3f}"
-            lines.append(f"{name:<28}{times}{row['n']:>4}{row['peak_mib']:>10.0f}")
+            lines.append(f"{name:<34}{times}{row['n']:>4}{row['peak_mib']:>10.0f}")
     return "\n".join(lines)
 
 
