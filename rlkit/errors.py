@@ -31,6 +31,10 @@ class RunError(RlkitError):
     """A run's folder does not allow what was asked for."""
 
 
+class AgentError(RlkitError):
+    """A server or its model does not answer as it must."""
+
+
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """The option whose spelling is nearest to `name`, or None if none comes near."""
     options = list(options)
