@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlkit.errors import ModelError
+from rlkit.files import read_json, write_json
 
 TRAINED, REFERENCE = "default", "reference"
 
@@ -76,6 +77,10 @@ def save_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> Path:
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, selected_adapters=[TRAINED], save_embedding_layers=False)
+    path = folder / "adapter_config.json"
+    settings = read_json(path)
+    if isinstance(settings["target_modules"], list):  # PEFT writes a set, in any order
+        write_json(path, settings | {"target_modules": sorted(settings["target_modules"])})
     return folder
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import threading
@@ -158,9 +159,9 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
                     return "stopped"
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        run.set_status(
-            state, step=trainer.progress.step, reason=f"{type(error).__name__}: {error}"[:500]
-        )
+        reason = f"{type(error).__name__}: {error}"[:500]
+        with contextlib.suppress(OSError):  # a full disk must not hide what failed
+            run.set_status(state, step=trainer.progress.step, reason=reason)
         raise
     finally:
         monitor.close()

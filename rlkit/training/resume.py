@@ -44,7 +44,7 @@ def save_trainer(trainer: Any, step: int) -> Path:
     folder = trainer.run.checkpoints_folder / f"{PREFIX}{step}"
     state = {
         **vars(trainer.progress),
-        "arithmetic": arithmetic(trainer.device),
+        "arithmetic": _circumstances(trainer),
         "window": [g.state.state_id for g in trainer.window],
         "base_model": trainer.config.model.base_model_path,
     }
@@ -58,6 +58,13 @@ def save_trainer(trainer: Any, step: int) -> Path:
     best = {trainer.progress.best_step} - {None}
     prune_checkpoints(trainer.run.checkpoints_folder, trainer.config.training.keep_last, best)
     return folder
+
+
+def _circumstances(trainer: Any) -> dict[str, Any]:
+    """What must be the same for a resumed run to be bitwise: arithmetic, and the documents."""
+    lineage = getattr(trainer.task, "lineage", dict)()
+    documents = {k: v for k, v in lineage.items() if k == "corpus_fingerprint"}
+    return {**arithmetic(trainer.device), **documents}
 
 
 def _pending(trainer: Any) -> dict[str, Tensor]:
@@ -98,7 +105,8 @@ def restore_trainer(trainer: Any) -> int:
         for i, state_id in enumerate(state["window"])
         if trainer.settings.num_iterations > 1
     ]
-    changed = [k for k, v in arithmetic(trainer.device).items() if state["arithmetic"].get(k) != v]
+    before, now = state["arithmetic"], _circumstances(trainer)
+    changed = [f"{k} (was {before.get(k)}, now {v})" for k, v in now.items() if before.get(k) != v]
     if changed:
         trainer.log(f"not bitwise: the run goes on with another {', '.join(changed)}")
     trainer.run.cut_metrics(trainer.progress.step)

@@ -251,18 +251,9 @@ def files(folder: Path) -> list[Path]:
 
 
 def content(path: Path) -> Any:
-    """A file's bytes; of an adapter's settings, and sums over them, what does not depend on the
-    process: PEFT writes its set of target modules in an order that is drawn anew each time."""
-    if path.name == "adapter_config.json":
-        settings = json.loads(path.read_text())
-        return settings | {"target_modules": sorted(settings["target_modules"])}
+    """A file's bytes; of the warm start's metrics, what does not measure time."""
     if path.name == "sft_metrics.json":
         return lasting(json.loads(path.read_text()))
-    if path.name == "trainer_state.json":
-        state = json.loads(path.read_text())
-        for name in ("adapter_config.json", path.name):
-            state["sha256"].pop(name)
-        return state
     return path.read_bytes()
 
 

@@ -337,7 +337,10 @@ def test_another_machine_s_arithmetic_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 96)
     again.device = torch.device("meta")
     again.load_checkpoint()
-    assert said == ["not bitwise: the run goes on with another threads, device"]
+    assert said == [
+        "not bitwise: the run goes on with another threads (was 1, now 96), "
+        "device (was cpu, now meta)"
+    ]
 
 
 def test_a_finished_run_is_left_as_it_is_and_says_so(tmp_path):
