@@ -159,7 +159,7 @@ _DEBUG: dict[str, dict[str, Any]] = {
     "training": {"num_epochs": 2, "steps_per_epoch": 2, "max_steps": 4, "batch_size": 1},
     "data": {"max_questions": 24},
     "executor": {"max_prompt_tokens": 1024},
-    "evaluation": {"max_states": 4, "epoch_states": 2},
+    "evaluation": {"max_states": 4, "max_questions": 4, "epoch_states": 2},
     "sft": {"num_epochs": 1, "max_samples": 8, "batch_size": 4},
 }
 

@@ -180,7 +180,7 @@ class DataSection(Section):
     collectors: list[str] = key(
         ["scripted"],
         "policies that play the questions when rounds are collected",
-        choices=("raw_question", "scripted"),
+        choices=("raw_question", "scripted", "served"),
         dotted=True,
         min_length=1,
     )
@@ -264,11 +264,22 @@ class EvaluationSection(Section):
     policies: list[str] = key(
         ["raw_question", "untouched", "warm_start", "tuned", "oracle"],
         "what is compared",
-        choices=("raw_question", "scripted", "untouched", "warm_start", "tuned", "oracle"),
+        choices=(
+            "raw_question",
+            "scripted",
+            "untouched",
+            "warm_start",
+            "tuned",
+            "oracle",
+            "served",
+        ),
         dotted=True,
         min_length=1,
     )
     max_states: int | None = key(None, "states evaluated; null: all", "states", ge=1)
+    max_questions: int | None = key(
+        None, "whole questions that each team plays; null: all", "questions", ge=1
+    )
     batch_size: int = key(8, "states written for at once", "states", ge=1)
     epoch_states: int = key(16, "dev states at the end of each epoch; 0: none", "states", ge=0)
     split: Literal["eval", "dev", "train"] = key("eval", "whose states are evaluated")

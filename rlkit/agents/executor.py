@@ -16,6 +16,7 @@ from rlkit.agents.clues import (
     format_clues,
 )
 from rlkit.agents.names import names_in
+from rlkit.agents.prompt import CountTokens
 from rlkit.config import named_object
 from rlkit.errors import ConfigError
 from rlkit.library.corpus import Corpus
@@ -100,17 +101,21 @@ class ScriptedPolicy:
         return format_clues(clues, self.layout)
 
 
-def build_policy(name: str, config: Any, corpus: Corpus) -> Policy:
+def build_policy(
+    name: str, config: Any, corpus: Corpus, count_tokens: CountTokens | None = None
+) -> Policy:
     """The policy that `data.collectors` or `evaluation.policies` names: raw_question, scripted,
-    oracle, or `module:object`, a callable (config, corpus) -> Policy.
+    oracle, served, or `module:object`, a callable (config, corpus) -> Policy.
 
-    Raises ConfigError for another name, or where the object makes no Policy.
+    `count_tokens` measures the prompts of `served`. Raises ConfigError for another name, or where
+    the object makes no Policy; AgentError where the server of `served` is not there.
     """
     max_clues, layout = config.search.max_clues, config.executor.layout
     built_in = {
         "raw_question": lambda config, corpus: RawQuestionPolicy(layout),
         "scripted": lambda config, corpus: ScriptedPolicy(max_clues, config.seed, layout),
         "oracle": lambda config, corpus: OraclePolicy(corpus, max_clues, layout),
+        "served": lambda config, corpus: _served(config, count_tokens),
     }
     policy = named_object(name, built_in, "the name of a policy without a model")(config, corpus)
     if not isinstance(policy, Policy):
@@ -119,6 +124,12 @@ def build_policy(name: str, config: Any, corpus: Corpus) -> Policy:
             "protocol rlkit.agents.executor.Policy."
         )
     return policy
+
+
+def _served(config: Any, count_tokens: CountTokens | None) -> Policy:
+    from rlkit.agents.served import served_policy  # openai takes a second to load
+
+    return served_policy(config, count_tokens)
 
 
 def fit_clue(text: str) -> str:
