@@ -47,6 +47,18 @@ def test_what_may_change_may_change_and_is_saved(config):
     assert Run.at(Run.open(longer).folder).config.training.num_epochs == 9
 
 
+def test_a_trained_run_may_be_judged_and_served_from_elsewhere(config):
+    Run.open(config).append_metrics({"step": 1})
+    elsewhere = config.with_overrides(
+        "executor.served_model=tuned", "executor.served_url=http://b:1/v1", "checker.patience=5",
+        "checker.concurrency=4", "checker.timeout=9", "checker.max_retries=1",
+        "checker.cache_path=v.sqlite",
+    )  # fmt: skip
+    assert Run.open(elsewhere).config.executor.served_model == "tuned"
+    with pytest.raises(RunError, match="executor.layout"):
+        Run.open(config.with_overrides("executor.layout=bare"))
+
+
 def test_other_differences_are_listed_key_by_key(config):
     Run.open(config).append_metrics({"step": 1})
     other = config.with_overrides(
