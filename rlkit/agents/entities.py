@@ -26,12 +26,13 @@ NAMES_PER_DOCUMENT = 8
 
 
 class Tables(NamedTuple):
-    """The four tables."""
+    """The four tables. `by_rules`: rules made them, since a model's word could not be read."""
 
     entities: tuple[EntityRow, ...] = ()
     targets: tuple[TargetRow, ...] = ()
     documents: tuple[DocumentRow, ...] = ()
     contexts: tuple[ContextRow, ...] = ()
+    by_rules: bool = False
 
 
 class ReadDocument(NamedTuple):

@@ -11,14 +11,18 @@ from rlkit.rounds.state import ANSWER, SEARCH, EntityRow, RoundFile
 
 
 class Plan(NamedTuple):
-    """What to do next: a strategy (`SEARCH` goes on, anything else ends) and a subgoal."""
+    """What to do next: a strategy (`SEARCH` goes on, anything else ends) and a subgoal; with
+    `ANSWER` the answer to the question, where the planner gives one."""
 
     strategy: str
     subgoal: str
+    answer: str | None = None
 
 
 class Planner(Protocol):
-    """`history` holds the state before the first round and after each round since."""
+    """`history` holds the state before the first round and after each round since, but none that
+    failed. Optional: `answer(question, history) -> str | None`, asked once the rounds are used up.
+    """
 
     def plan(self, question: str, history: Sequence[RoundFile]) -> Plan:
         """The plan of the next round."""

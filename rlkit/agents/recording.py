@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.agents.team import Recorded, Team
+from rlkit.agents.game import Recorded
+from rlkit.agents.side_by_side import play_each
+from rlkit.agents.team import Team
 from rlkit.errors import ConfigError
 from rlkit.files import check_id
 from rlkit.library.corpus import Question
@@ -19,7 +21,8 @@ from rlkit.rounds.writer import META_NAME, RoundWriter, run_folders
 
 @dataclass(slots=True)
 class CollectReport:
-    """What one collector did; counts, and seconds of wall time."""
+    """What one collector did so far; counts, seconds of wall time, and, where agents ask a server,
+    the tokens of their prompts and replies."""
 
     collector: str
     questions: int
@@ -27,16 +30,34 @@ class CollectReport:
     skipped: int = 0
     failed: int = 0
     rounds: int = 0
+    failed_rounds: int = 0
     documents_read: int = 0
     seconds: float = 0.0
     first_failure: str | None = None
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What the rest takes if it goes on at this pace; None before the first question."""
+        left = self.questions - self.skipped - self.played
+        return self.seconds / self.played * left if self.played else None
 
     def __str__(self) -> str:
         failures = f", {self.failed} failed (first: {self.first_failure})" if self.failed else ""
+        lost = f" ({self.failed_rounds} of them failed)" if self.failed_rounds else ""
+        tokens = (
+            f"; {self.requests:,} requests with {self.prompt_tokens:,} tokens, "
+            f"{self.completion_tokens:,} tokens in reply"
+            if self.requests
+            else ""
+        )
+        left = f"; about {_duration(self.seconds_left)} left" if self.seconds_left else ""
         return (
             f"{self.collector}: {self.played} of {self.questions} questions played in "
             f"{self.seconds:.1f} s, {self.skipped} were recorded already{failures}; "
-            f"{self.rounds} rounds, {self.documents_read} documents read"
+            f"{self.rounds} rounds{lost}, {self.documents_read} documents read{tokens}{left}"
         )
 
 
@@ -49,29 +70,29 @@ def collect(
 ) -> CollectReport:
     """Play every question that `team.collector` has not finished below `root` yet, and record it.
 
-    Each question is written whole when it ends, so that the work can be stopped at any time and
-    continued; failed questions are played again. `batch_size` questions are played side by side
-    (default 8 for a policy with `write_batch`, else 1); `progress` is called after each batch.
-    Raises DataError, before anything is played, for a question id that cannot name a folder.
+    Each question is written whole as soon as it ends, so that the work can be stopped at any time
+    and continued; failed questions are played again. Several are played at once, see `play_each`;
+    a model in this process writes for `batch_size` of them together. `progress` is called after
+    each question, and now and then in between. Raises DataError, before anything is played, for a
+    question id that cannot name a folder.
     """
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
     for question in questions:
         check_id(question.question_id, "the question id")
-    writer, report = RoundWriter(root), CollectReport(team.collector, len(questions))
     todo = [q for q in questions if not is_recorded(root, q.question_id, team.collector)]
-    report.skipped = len(questions) - len(todo)
-    start = time.monotonic()
-    if batch_size is None:
-        batch_size = 8 if hasattr(team.executor, "write_batch") else 1
-    for first in range(0, len(todo), batch_size):
-        for recorded in team.play_many(todo[first : first + batch_size]):
-            writer.write_run(recorded.meta, recorded.rounds)
-            _count(recorded, report)
-        report.seconds = time.monotonic() - start
-        if progress is not None:
-            progress(report)
-    return report
+    books = _Books(team, CollectReport(team.collector, len(questions)), progress)
+    books.report.skipped = len(questions) - len(todo)
+    writer = RoundWriter(root)
+
+    def on_end(index: int, recorded: Recorded) -> None:
+        writer.write_run(recorded.meta, recorded.rounds)
+        books.enter(index, recorded)
+        books.show()
+
+    play_each(team, todo, on_end, books.show, batch_size)
+    books.bring_up_to_date()
+    return books.report
 
 
 def is_recorded(root: str | Path, question_id: str, collector: str) -> bool:
@@ -86,10 +107,56 @@ def is_recorded(root: str | Path, question_id: str, collector: str) -> bool:
     return False
 
 
-def _count(recorded: Recorded, report: CollectReport) -> None:
-    report.played += 1
-    report.rounds += len(recorded.meta.rounds)
-    report.documents_read += len(recorded.rounds[-1].seen_docids)
-    if recorded.meta.status == FAILED:
-        report.failed += 1
-        report.first_failure = report.first_failure or recorded.meta.rounds[-1].failed
+class _Books:
+    """Keeps a report up to date while questions end in any order."""
+
+    def __init__(
+        self,
+        team: Team,
+        report: CollectReport,
+        progress: Callable[[CollectReport], None] | None,
+    ) -> None:
+        self.report, self.progress = report, progress
+        clients = {id(c): c for a in team.agents if (c := getattr(a, "client", None)) is not None}
+        self._usages = [client.usage for client in clients.values()]
+        self._before = self._tokens()
+        self._start = time.monotonic()
+        self._failures: dict[int, str | None] = {}
+
+    def enter(self, index: int, recorded: Recorded) -> None:
+        """Count one question that has ended."""
+        report, rounds = self.report, recorded.meta.rounds
+        report.played += 1
+        report.rounds += len(rounds)
+        report.failed_rounds += sum(ref.failed is not None for ref in rounds)
+        report.documents_read += len(recorded.rounds[-1].seen_docids)
+        if recorded.meta.status == FAILED:
+            report.failed += 1
+            self._failures[index] = rounds[-1].failed
+            report.first_failure = self._failures[min(self._failures)]
+
+    def bring_up_to_date(self) -> None:
+        """Seconds and tokens as they are now."""
+        self.report.seconds = time.monotonic() - self._start
+        now = [a - b for a, b in zip(self._tokens(), self._before, strict=True)]
+        self.report.requests, self.report.prompt_tokens, self.report.completion_tokens = now
+
+    def show(self) -> None:
+        if self.progress is not None:
+            self.bring_up_to_date()
+            self.progress(self.report)
+
+    def _tokens(self) -> tuple[int, int, int]:
+        """Requests, tokens of prompts, tokens of replies, of every client that the team has."""
+        return (
+            sum(usage.requests for usage in self._usages),
+            sum(usage.prompt_tokens for usage in self._usages),
+            sum(usage.completion_tokens for usage in self._usages),
+        )
+
+
+def _duration(seconds: float) -> str:
+    """`40 s`, `3 min`, `2.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

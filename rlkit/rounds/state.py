@@ -110,7 +110,8 @@ class RoundRef(_Recorded):
 
 
 class MetaFile(_Recorded):
-    """`meta.json`: which question was played, how it ended, and the list of its rounds."""
+    """`meta.json`: which question was played, how it ended, and the list of its rounds. `answer`
+    is the right one, `final_answer` the agents' own."""
 
     schema_: Literal[1] = Field(alias="schema")
     question_id: str
@@ -121,6 +122,7 @@ class MetaFile(_Recorded):
     status: str
     collector: str | None = None
     rounds: tuple[RoundRef, ...]
+    final_answer: str | None = None
 
     @model_validator(mode="after")
     def _rounds_follow_each_other(self) -> MetaFile:
