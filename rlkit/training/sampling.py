@@ -65,8 +65,10 @@ def pick(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, T
     weights = (scores - scores.amax(dim=-1, keepdim=True)).exp()
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    target = uniform.to(cumulative)[:, None] * total
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=logits.shape[-1] - 1)
+    # rounding may lift u * total to total, which no cumulative sum exceeds
+    highest = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(uniform.to(cumulative)[:, None] * total, highest)
+    tokens = torch.searchsorted(cumulative, target, right=True)
     logprobs = (weights.gather(1, tokens) / total).log()
     return tokens[:, 0], logprobs[:, 0].float()
 

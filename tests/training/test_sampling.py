@@ -58,6 +58,13 @@ def test_the_token_is_where_the_cumulative_probability_passes_the_number():
     torch.testing.assert_close(logprobs.exp(), torch.tensor([0.2, 0.2, 0.5, 0.5, 0.3]))
 
 
+def test_the_largest_number_never_picks_a_token_that_has_no_probability():
+    largest = torch.full((2,), 1.0 - 2.0**-53, dtype=torch.float64)
+    logits = torch.tensor([[0.1, 0.7, -2000.0], [0.3, 0.3, -math.inf]])
+    tokens, logprobs = pick(logits, 1.0, largest)
+    assert tokens.tolist() == [1, 1] and torch.isfinite(logprobs).all()
+
+
 def test_temperature_divides_the_logits():
     _, logprobs = pick(torch.tensor([[2.0, 1.0, 0.0]]), 0.5, torch.zeros(1, dtype=torch.float64))
     assert abs(float(logprobs[0]) - -0.1429) < 5e-5
