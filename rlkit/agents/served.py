@@ -22,10 +22,13 @@ class ServedPolicy:
     """An Executor that a server plays. `prompt` turns a state into chat messages; the server's
     chat template, which a merged model brings with it, makes the prompt's text of them."""
 
+    concurrent = True  # several questions may be played at once
+
     def __init__(
         self, client: ChatClient, prompt: Callable[[State], Messages], *, max_new_tokens: int
     ) -> None:
         self.client, self.prompt, self.max_new_tokens = client, prompt, max_new_tokens
+        self.label = str(client.model)  # in the records of what it plays
 
     def write(self, state: State) -> str:
         """The greedy completion for one state. Raises AgentError where the server gives none."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlkit.agents.checker import build_checker
 from rlkit.agents.executor import Policy, build_policy
+from rlkit.agents.prompt import CountTokens
 from rlkit.agents.recording import CollectReport, collect
 from rlkit.agents.team import Team
 from rlkit.errors import DataError
@@ -30,11 +31,13 @@ def collect_run(
     library: Library | None = None,
     orchestrator: SearchOrchestrator | None = None,
     progress: Callable[[CollectReport], None] | None = None,
+    count_tokens: CountTokens | None = None,
 ) -> list[CollectReport]:
     """Play the config's questions with each policy and record the rounds below `folder`.
 
-    `policies` are names (raw_question, scripted, module:object), or {name: Policy} for models;
-    None: `data.collectors`. `progress` is called with the report so far, batch after batch.
+    `policies` are names (raw_question, scripted, served, module:object), or {name: Policy} for models;
+    None: `data.collectors`. `progress` is called with the report so far, batch after batch;
+    `count_tokens` measures the prompts of `served`.
     Raises DataError where there are no questions to play.
     """
     library = library or load_library(config)
@@ -55,7 +58,7 @@ def collect_run(
     )
     checker = build_checker(config, library.corpus)
     reports = []
-    for name, policy in _policies(config, library, policies).items():
+    for name, policy in _policies(config, library, policies, count_tokens).items():
         team = Team(
             policy,
             orchestrator,
@@ -71,9 +74,12 @@ def collect_run(
 
 
 def _policies(
-    config: Any, library: Library, policies: Sequence[str] | Mapping[str, Policy] | None
+    config: Any,
+    library: Library,
+    policies: Sequence[str] | Mapping[str, Policy] | None,
+    count_tokens: CountTokens | None,
 ) -> dict[str, Policy]:
     if isinstance(policies, Mapping):
         return dict(policies)
     names = config.data.collectors if policies is None else policies
-    return {name: build_policy(name, config, library.corpus) for name in names}
+    return {name: build_policy(name, config, library.corpus, count_tokens) for name in names}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rlkit.agents.clues import count_words
 from rlkit.agents.parse import ParsedClues
-from rlkit.agents.prompt import Messages, build_messages, shown_text
+from rlkit.agents.prompt import CountTokens, Messages, build_messages, shown_text
 from rlkit.agents.recording import CollectReport
 from rlkit.errors import DataError
 from rlkit.library.tokenize import WIDE, Tokenizer
@@ -140,9 +140,11 @@ def build_search_task(
     config: Any,
     run: Any,
     progress: Callable[[CollectReport], None] | None = None,
+    count_tokens: CountTokens | None = None,
 ) -> SearchTask:
     """The search task of a run: library, rounds (collected into the run's folder where
     `data.rounds_path` names none), the split kept in `splits.json`, and the environment.
+    `count_tokens` measures prompts where `served` is among `data.collectors`.
 
     Raises DataError where no state is left to train on.
     """
@@ -152,7 +154,12 @@ def build_search_task(
     folder = rounds_folder(config, run.folder)
     if config.data.rounds_path is None:
         collect_run(
-            config, folder, library=library, orchestrator=env.orchestrator, progress=progress
+            config,
+            folder,
+            library=library,
+            orchestrator=env.orchestrator,
+            progress=progress,
+            count_tokens=count_tokens,
         )
     data = config.data
     loader = RLCheckpointLoader(

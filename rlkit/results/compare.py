@@ -18,7 +18,7 @@ from rlkit.run import Run
 from rlkit.training.adapters import REFERENCE, check_adapter
 from rlkit.training.checkpointing import newest_checkpoint
 from rlkit.training.loop import load_model
-from rlkit.training.policy import ModelPolicy
+from rlkit.training.policy import ModelPolicy, prompt_counter
 from rlkit.training.text import token_counter
 
 
@@ -36,20 +36,15 @@ def evaluate_run(
     neither (then the run's newest checkpoint): the whole comparison. Written to
     `evaluation.json` in the run's folder, which is made where it is not there yet.
     """
-    run = Run.open(config, create=not _there(config))
-    task = build_search_task(config, run)
+    run = open_run(config)
+    task = build_search_task(config, run, count_tokens=prompt_counter(config))
     states = sample_of(task.states(config.evaluation.split), config.evaluation.max_states)
     if not states:
         raise RunError(
             f"the split {config.evaluation.split!r} holds no state with a document left to find; "
             "give more questions, or another evaluation.split."
         )
-    adapters = _checkpoints(run, baseline, checkpoints, log)
-    wanted = _wanted(config, run, baseline, bool(checkpoints), list(adapters))
-    if "tuned" in config.evaluation.policies and not adapters and not baseline:
-        log(f"evaluation: {run.folder} has no checkpoint yet, so no tuned Executor is compared")
-    corpus = task.env.orchestrator.corpus
-    policies = build_policies(config, run, wanted, adapters, corpus, task, log)
+    policies, _ = wanted_policies(config, run, task, baseline, checkpoints, log)
     evaluation = evaluate_policies(
         task,
         policies,
@@ -61,6 +56,24 @@ def evaluate_run(
     evaluation.save(run.evaluation_path)
     log(f"evaluation: {run.evaluation_path}")
     return evaluation
+
+
+def wanted_policies(
+    config: Any,
+    run: Run,
+    task: Any,
+    baseline: bool,
+    checkpoints: Sequence[str | Path],
+    log: Callable[[str], None] = print,
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The policies to compare, by name and in order, and the adapters of those that have one; see
+    `evaluate_run` for which."""
+    adapters = _checkpoints(run, baseline, checkpoints, log)
+    wanted = _wanted(config, run, baseline, bool(checkpoints), list(adapters))
+    if "tuned" in config.evaluation.policies and not adapters and not baseline:
+        log(f"evaluation: {run.folder} has no checkpoint yet, so no tuned Executor is compared")
+    corpus = task.env.orchestrator.corpus
+    return build_policies(config, run, wanted, adapters, corpus, task, log), adapters
 
 
 def build_policies(
@@ -82,7 +95,7 @@ def build_policies(
     model = None
     for name in names:
         if name not in adapters:
-            policies[name] = build_policy(name, config, corpus)
+            policies[name] = build_policy(name, config, corpus, prompt_counter(config))
             continue
         if model is None:
             model, tokenizer = load_model(config, warm_start_of(run), log)
@@ -136,8 +149,10 @@ def warm_start_of(run: Run) -> Path | None:
     return None
 
 
-def _there(config: Any) -> bool:
-    return (Path(config.output_root) / config.run_name / "config.yaml").exists()
+def open_run(config: Any) -> Run:
+    """The run of `config`; its folder is made where it is not there yet."""
+    there = (Path(config.output_root) / config.run_name / "config.yaml").exists()
+    return Run.open(config, create=not there)
 
 
 def _checkpoints(

@@ -33,6 +33,7 @@ NAMES = {
     "warm_start": "warm start",
     "scripted": "scripted Executor",
     "tuned": "tuned Executor",
+    "served": "served Executor",
     "oracle": "oracle",
 }
 REWARD_PARTS = COUNT_KEYS
@@ -136,11 +137,8 @@ class Evaluation:
         return pd.DataFrame(rows)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Whom to compare with whom: tuned with each baseline, warm start with the untouched."""
-        tuned = [name for name in self.policies if name not in NOT_TUNED]
-        wanted = [(policy, base) for policy in tuned for base in BASELINES]
-        wanted.append(("warm_start", "untouched"))
-        return [pair for pair in wanted if set(pair) <= set(self.policies)]
+        """Whom to compare with whom, see `policy_pairs`."""
+        return policy_pairs(self.policies)
 
     def differences(self) -> pd.DataFrame:
         """One row a (pair, metric): mean of policy - baseline by question, interval, verdict."""
@@ -169,6 +167,15 @@ class Evaluation:
                 "rows": records(self.frame),
             },
         )
+
+
+def policy_pairs(policies: Sequence[str]) -> list[tuple[str, str]]:
+    """Which of the policies are compared: each tuned one with each baseline, the warm start with
+    the untouched model, and the served Executor with the same one at home."""
+    tuned = [name for name in policies if name not in NOT_TUNED]
+    wanted = [(policy, base) for policy in tuned for base in BASELINES]
+    wanted += [("warm_start", "untouched"), ("served", "tuned")]
+    return [pair for pair in wanted if set(pair) <= set(policies)]
 
 
 def evaluate_policies(

@@ -23,7 +23,7 @@ from rlkit.run import Run
 from rlkit.training import alarms
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor
-from rlkit.training.policy import load_model_with_lora
+from rlkit.training.policy import load_model_with_lora, prompt_counter
 from rlkit.training.schedule import state_order
 from rlkit.training.sft import encode_examples, save_warm_start, train_sft
 from rlkit.training.text import token_counter
@@ -51,7 +51,7 @@ def train_run(
 
 def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
     """Stage 1: documents, recorded rounds, and the states of each split."""
-    task = build_search_task(config, run)
+    task = build_search_task(config, run, count_tokens=prompt_counter(config))
     for damaged in task.damaged[:5]:
         log(f"set aside: {damaged}")
     if len(task.damaged) > 5:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rlkit.training.adapters import (
 from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import Precision, choose_precision
 from rlkit.training.sampling import sample_actions
-from rlkit.training.text import decode, encode_prompt, end_ids
+from rlkit.training.text import decode, encode_prompt, end_ids, token_counter
 
 
 def load_model_with_lora(
@@ -136,6 +137,20 @@ def load_tokenizer(
             "tokenizer's files beside the weights."
         )
     return tokenizer
+
+
+def prompt_counter(config: Any) -> Callable[[str], int]:
+    """Counts tokens as training does, with the tokenizer of the base model; it is loaded when it
+    is first needed, which only the policy `served` does."""
+
+    @cache
+    def count() -> Callable[[str], int]:
+        model = config.model
+        return token_counter(
+            load_tokenizer(model.base_model_path, trust_remote_code=model.trust_remote_code)
+        )
+
+    return lambda text: count()(text)
 
 
 class ModelPolicy:
