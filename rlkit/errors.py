@@ -35,6 +35,10 @@ class AgentError(RlkitError):
     """A server or its model does not answer as it must."""
 
 
+class ServerAwayError(AgentError):
+    """A server was waited for in vain; whatever is asked of it next has no better chance."""
+
+
 def nearest(name: str, options: Iterable[str]) -> str | None:
     """The option whose spelling is nearest to `name`, or None if none comes near."""
     options = list(options)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from pydantic import JsonValue
 
 from rlkit.agents.names import names_in
 from rlkit.agents.planner import Plan
@@ -23,6 +25,7 @@ from rlkit.rounds.tables import one_line
 SUMMARY_CHARS = {"IMPORTANT": 240, "LOCAL": 120}  # LOCAL documents mostly distract
 CONTEXT_CHARS = 4000  # of a document that is kept; longer texts would fill every later round
 NAMES_PER_DOCUMENT = 8
+RULE_TYPES = ("", "question", "found")  # of names, in the eyes of a rule
 
 
 class Tables(NamedTuple):
@@ -146,28 +149,37 @@ class _Name:
     name: str
     type: str
     docids: list[str]
+    attributes: dict[str, JsonValue] = field(default_factory=dict)
 
 
 class _Names:
     """An entity table under construction; the first spelling and type of a name stay, except
-    that a name becomes `found` once a document of that title was found."""
+    that a name becomes `found` once a document of that title was found, if nobody else gave it
+    a type."""
 
     def __init__(self, rows: Sequence[EntityRow] = ()) -> None:
         self._by_fold = {
-            row.name.casefold(): _Name(row.name, row.type, list(row.docids)) for row in rows
+            row.name.casefold(): _Name(row.name, row.type, list(row.docids), row.attributes)
+            for row in rows
         }
 
     def add(self, name: str, kind: str, docid: str | None = None) -> None:
         if not name or f"the {name.casefold()}" in self._by_fold:  # its `The` began a sentence
             return
         entry = self._by_fold.setdefault(name.casefold(), _Name(name, kind, []))
-        if kind == "found":
+        if kind == "found" and entry.type in RULE_TYPES:
             entry.type = kind
         if docid is not None and docid not in entry.docids:
             entry.docids.append(docid)
 
     def rows(self) -> tuple[EntityRow, ...]:
         return tuple(
-            EntityRow(id=f"e{number}", name=entry.name, type=entry.type, docids=tuple(entry.docids))
+            EntityRow(
+                id=f"e{number}",
+                name=entry.name,
+                type=entry.type,
+                attributes=entry.attributes,
+                docids=tuple(entry.docids),
+            )
             for number, entry in enumerate(self._by_fold.values(), start=1)
         )

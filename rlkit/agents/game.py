@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlkit.agents.entities import ReadDocument, Tables, shorten
 from rlkit.agents.parse import parse_clues_from_output
 from rlkit.agents.planner import Plan
-from rlkit.errors import AgentError, RlkitError
+from rlkit.errors import AgentError, RlkitError, ServerAwayError
 from rlkit.library.corpus import Question
 from rlkit.rounds.state import (
     ANSWER,
@@ -45,7 +45,8 @@ class Game:
     `begin` comes first, then `play_round` with what the Executor wrote for `state`, until that is
     None. Whoever fails with an AgentError may do better next time: such a round counts neither as
     played nor against `max_rounds`, but more than `max_failed_rounds` of them end the question as
-    failed. Any other RlkitError ends it at once; all other exceptions are bugs and come through.
+    failed. Any other RlkitError ends it at once, but a ServerAwayError comes through, since no
+    other question could do better; all other exceptions are bugs and come through.
     """
 
     def __init__(self, team: Team, question: Question) -> None:
@@ -154,6 +155,8 @@ class Game:
 
     def _fail(self, clues: tuple[str, ...], error: RlkitError) -> None:
         """Record the round of `plan` as failed; its file repeats the state before it."""
+        if isinstance(error, ServerAwayError):
+            raise error
         before = self.history[-1]
         tables = Tables(
             before.entity_table, before.target_table, before.document_table, before.context_table
