@@ -45,7 +45,8 @@ class ServedPolicy:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"max_tokens": self.max_new_tokens, "temperature": 0.0}
+        # a prompt that the server cannot take whole is an error: a shorter one is another prompt
+        return {"max_tokens": self.max_new_tokens, "temperature": 0.0, "shorten": False}
 
 
 def served_policy(
@@ -63,11 +64,15 @@ def served_policy(
             "are those of training; let `python -m rlkit collect` or `eval` build it, or pass "
             "count_tokens."
         )
-    executor = config.executor
-    client = ChatClient.from_config(
-        config,
-        model=executor.served_model,
-        base_url=executor.served_url or config.model.vllm_base_url,
+    executor, limits = config.executor, config.checker
+    client = ChatClient(
+        executor.served_url or config.model.vllm_base_url,
+        executor.served_model,
+        concurrency=limits.concurrency,
+        timeout=limits.timeout,
+        max_retries=limits.max_retries,
+        patience=limits.patience,
+        enable_thinking=config.model.enable_thinking,
         log=log,
     )
     report = client.probe()
@@ -77,7 +82,7 @@ def served_policy(
             f"executor.served_model is not set, and the server has {len(report.models)} models: "
             f"{', '.join(report.models)}; name the one that plays the Executor."
         )
-    log(f"served Executor: {client.model}")
+    log(f"served Executor: {report.model} at {client.address}")
 
     def prompt(state: State) -> Messages:
         return build_messages(state, executor, config.search, count_tokens)
