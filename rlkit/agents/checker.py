@@ -1,5 +1,6 @@
 """The DocumentChecker: labels what a search brought back. `GoldChecker` works offline, from the
-gold documents of the question, by simple rules that anybody can redo by hand."""
+gold documents of the question, by simple rules that anybody can redo by hand; the live one, a
+model behind a server, is in `judge.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ MIN_TITLE_CJK = 2
 
 
 class DocumentChecker(Protocol):
-    """Labels documents for one state; None means that a document could not be judged."""
+    """Labels documents for one state; None means that a document could not be judged.
+
+    Optional: `take_metrics() -> dict[str, float | None]`, numbers since the last call for
+    `metrics.jsonl`, and an attribute `remembers`; a checker that keeps its verdicts itself is
+    asked each time, others once per document, question and subgoal.
+    """
 
     def check(self, state: State, documents: Sequence[Document]) -> Mapping[str, Verdict | None]:
         """docid -> verdict. A document that is left out counts as unjudged."""
@@ -68,10 +74,10 @@ class GoldChecker:
 
 
 def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
-    """The checker that `checker.kind` names: gold, or `module:object`, a callable
+    """The checker that `checker.kind` names: gold, llm, or `module:object`, a callable
     (config, corpus) -> DocumentChecker."""
     kind = config.checker.kind
-    built_in = {"gold": lambda config, corpus: GoldChecker(corpus)}
+    built_in = {"gold": lambda config, corpus: GoldChecker(corpus), "llm": _live_checker}
     checker = named_object(kind, built_in, "checker.kind")(config, corpus)
     if not hasattr(checker, "check"):
         raise ConfigError(
@@ -79,6 +85,12 @@ def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
             "check(state, documents); see the protocol rlkit.agents.checker.DocumentChecker."
         )
     return checker
+
+
+def _live_checker(config: Any, corpus: Corpus) -> DocumentChecker:
+    from rlkit.agents.judge import LLMChecker  # brings the openai client along
+
+    return LLMChecker.from_config(config)
 
 
 def stands_in(title: str, text: str) -> bool:

@@ -17,7 +17,7 @@ from rlkit.agents.parse import ParsedClues, parse_clues_from_output
 from rlkit.config import RunConfig
 from rlkit.errors import DataError, RunError
 from rlkit.library.bm25 import build_backend
-from rlkit.library.corpus import Library
+from rlkit.library.corpus import Document, Library
 from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator, documents_taken
 from rlkit.practice.reward import DocumentResult, Reward, RewardCalculator, count_key
 from rlkit.practice.source import load_library
@@ -106,6 +106,11 @@ class SearchRoundEnv:
             self.round_data = _round_data(state, results[-1])
         return results
 
+    def take_metrics(self) -> dict[str, float | None]:
+        """What the checker counted since the last call; {} where it counts nothing."""
+        take = getattr(self.checker, "take_metrics", None)
+        return take() if take else {}
+
     def parse_clues_from_output(self, text: str) -> ParsedClues:
         """Read a completion's clues with this environment's cap and `plain_lines`."""
         return parse_clues_from_output(text, self.max_clues, self.plain_lines)
@@ -114,11 +119,11 @@ class SearchRoundEnv:
         """Verdicts; a document is judged once per question and subgoal, unless that failed."""
         asked = (f"{state.question_id}\n{state.question}", state.subgoal)
         distinct = dict.fromkeys(docids)
+        if getattr(self.checker, "remembers", False):
+            return dict(self.checker.check(state, self._documents(distinct))) if distinct else {}
         unknown = [docid for docid in distinct if (*asked, docid) not in self._verdicts]
-        fresh: dict[str, Verdict | None] = {}
         if unknown:
-            documents = [self.orchestrator.corpus.get(docid) for docid in unknown]
-            fresh = dict(self.checker.check(state, documents))
+            fresh = dict(self.checker.check(state, self._documents(unknown)))
             for docid in unknown:
                 if fresh.get(docid) is not None:
                     self._verdicts[*asked, docid] = fresh[docid]
@@ -126,6 +131,9 @@ class SearchRoundEnv:
         while len(self._verdicts) > _REMEMBERED:
             del self._verdicts[next(iter(self._verdicts))]
         return found
+
+    def _documents(self, docids: Iterable[str]) -> list[Document]:
+        return [self.orchestrator.corpus.get(docid) for docid in docids]
 
     def _result(
         self,

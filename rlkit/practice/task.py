@@ -37,7 +37,10 @@ class Score:
 
 
 class Task(Protocol):
-    """All that the trainers know of what is learnt."""
+    """All that the trainers know of what is learnt.
+
+    Optional: `lineage()` for the run's `lineage.json`, `take_metrics()` for `metrics.jsonl`.
+    """
 
     def states(self, split: str) -> list[Any]:
         """The states of train, dev or eval; each has a `state_id` that is unique."""
@@ -96,6 +99,10 @@ class SearchTask:
             Score(result.reward.total, self._components(clues, result, shown))
             for clues, result in zip(parsed, results, strict=True)
         ]
+
+    def take_metrics(self) -> dict[str, float | None]:
+        """What the environment counted since the last call."""
+        return self.env.take_metrics()
 
     def lineage(self) -> dict[str, Any]:
         """What the data was: for the run's `lineage.json`."""

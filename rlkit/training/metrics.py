@@ -11,6 +11,7 @@
 | clip_ratio/low_mean, clip_ratio/high_mean | share of tokens clipped, in later passes |
 | sampling_logp_difference | mean absolute difference between decoding and policy pass, nats |
 | unjudged_share | share of actions that could not be scored: they leave the loss |
+| verdict_cache_hit_rate | live checker: share of the documents looked up that were judged before |
 | time/... | share of the step's time in sampling, environment, training |
 """
 
@@ -74,6 +75,12 @@ def step_metrics(
     metrics |= {f"time/{part}": spent / seconds for part, spent in clock.items() if seconds}
     metrics["step_time"] = seconds
     return metrics
+
+
+def task_metrics(task: Any) -> dict[str, float | None]:
+    """What the task itself counted since the last call, such as `verdict_cache_hit_rate`."""
+    take = getattr(task, "take_metrics", None)
+    return take() if take else {}
 
 
 def token_means(groups: Sequence[Group], mask_truncated: bool) -> dict[str, float | None]:

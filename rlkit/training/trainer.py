@@ -27,7 +27,7 @@ from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
 from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.grpo import group_loss, k3
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.metrics import clip_ratios, step_metrics
+from rlkit.training.metrics import clip_ratios, step_metrics, task_metrics
 from rlkit.training.prefix import decoder_and_head, read_prompts
 from rlkit.training.resume import Progress, restore_trainer, save_trainer
 from rlkit.training.rollout import Group
@@ -99,9 +99,9 @@ class GRPOTrainer:
             update = self._update()
         clock["training"] += time.perf_counter() - start
         self.last_groups = groups
-        return step_metrics(
-            groups, stats, update, clock, time.perf_counter() - begun, self.settings
-        )
+        seconds = time.perf_counter() - begun
+        metrics = step_metrics(groups, stats, update, clock, seconds, self.settings)
+        return metrics | task_metrics(self.task)
 
     def preview(self, state: Any) -> pd.DataFrame:
         """The K actions that the next visit to `state` will sample, as rows of the rollouts: text,

@@ -1,0 +1,318 @@
+"""The live DocumentChecker: a model behind an OpenAI-compatible server labels documents, several a
+request, each once per question and subgoal, ever.
+
+Verdicts are looked up in the cache first. What it lacks is asked for in batches, and every answer
+is kept as it arrives, whatever happens to the others. A document that an answer leaves out, or
+labels in a way that cannot be read, is asked for again in a smaller batch, then alone, and is
+then unjudged. No server is asked, nor looked for, while the cache knows all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlkit.agents.judge_prompts import (
+    PROMPT_VERSION,
+    ShownDocument,
+    asked_line,
+    ids_of,
+    judge_messages,
+    shown,
+    verdict_schema,
+)
+from rlkit.agents.llm import ChatClient, ContextLengthError, Reply, ServerReport
+from rlkit.agents.verdict_cache import Judged, VerdictCache, verdict_key
+from rlkit.agents.verdicts import parse_verdicts
+from rlkit.errors import AgentError
+from rlkit.library.corpus import Document
+from rlkit.library.tokenize import dominant_language
+from rlkit.rounds.state import State, Verdict
+
+CACHE_NAME = "verdicts.sqlite"
+TOKENS_A_DOCUMENT, TOKENS_AROUND = 24, 64  # of an answer
+TOKENS_TO_EXPLAIN = 256  # more, when asked again
+TOKENS_TO_THINK = 2048  # more, where thinking cannot be switched off
+TOKENS_OF_RULES = 500  # of a request, besides documents, question and subgoal
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """A document to be judged: its key in the cache, and what the judge sees of it."""
+
+    key: str
+    docid: str
+    shown: ShownDocument
+
+
+Keep = Callable[[State, Mapping[_Card, Verdict]], Mapping[_Card, Verdict]]
+
+
+class LLMChecker:
+    """See `DocumentChecker`. `model` is the judge's name, part of every verdict's key; None: the
+    one that the server serves, or, where there is no server, served last.
+
+    `batch_size` documents a request, each cut at `max_document_chars` characters. `language` of the
+    prompts is en, zh or auto (the question's). It may be called from several threads.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        client: ChatClient,
+        cache: VerdictCache,
+        *,
+        model: str | None = None,
+        address: str = "",
+        language: str = "auto",
+        batch_size: int = 4,
+        max_document_chars: int = 2000,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        self.client, self.cache, self.address, self.log = client, cache, address, log
+        self.language, self.batch_size = language, batch_size
+        self.max_document_chars = max_document_chars
+        self._model, self._report = model, None
+        self._looking, self._counting = threading.Lock(), threading.Lock()
+        self._looked_up = self._known = 0  # documents since take_metrics
+        self._told: set[str] = set()
+
+    @classmethod
+    def from_config(cls, config: Any, log: Callable[[str], None] = print) -> LLMChecker:
+        """The checker of a RunConfig; nothing is asked or opened yet."""
+        settings = config.checker
+        path = settings.cache_path or Path(config.output_root) / CACHE_NAME
+        return cls(
+            ChatClient.from_config(config, log=log),
+            VerdictCache(path, log),
+            model=config.model.checker_model,
+            address=config.model.vllm_base_url,
+            language=settings.language,
+            batch_size=settings.batch_size,
+            max_document_chars=settings.max_document_chars,
+            log=log,
+        )
+
+    def check(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
+        """docid -> verdict, None where the judge gave none that could be read.
+
+        Raises AgentError where the server, or the model, is not there or refuses; every verdict
+        that was received until then is in the cache, so that the next call does not ask again.
+        """
+        cards = self._cards(state, documents)
+        verdicts = self.cache.get_many({card.key for card in cards})
+        self._count(cards, verdicts)
+        missing = {card.key: card for card in cards if card.key not in verdicts}
+        if missing:
+            self._look_at_server()
+            try:
+                found = self._ask(state, list(missing.values()), self._kept)
+            finally:
+                self.cache.flush()
+            verdicts |= {card.key: verdict for card, verdict in found.items()}
+        return {card.docid: verdicts.get(card.key) for card in cards}
+
+    def judge_anew(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
+        """As `check`, but past the cache: it is neither read nor written. In the given order."""
+        cards = self._cards(state, documents)
+        self._look_at_server()
+        found = self._ask(state, cards, lambda state, found: found)
+        return {card.docid: found.get(card) for card in cards}
+
+    def take_metrics(self) -> dict[str, float | None]:
+        """`verdict_cache_hit_rate`: the share of the documents looked up since the last call that
+        the cache knew; None where none was looked up."""
+        with self._counting:
+            rate = self._known / self._looked_up if self._looked_up else None
+            self._looked_up = self._known = 0
+        return {"verdict_cache_hit_rate": rate}
+
+    def close(self) -> None:
+        self.client.close()
+        self.cache.close()
+
+    # ---- what a verdict depends on
+
+    def _cards(self, state: State, documents: Sequence[Document]) -> list[_Card]:
+        language, limit = self._language_of(state), self.max_document_chars
+        parts = {
+            "model": self._judge_name(),
+            "prompt": PROMPT_VERSION,
+            "language": language,
+            "max_document_chars": limit,
+            "question": asked_line(state.question),
+            "subgoal": asked_line(state.subgoal),
+        }
+        cards = []
+        for document in documents:
+            seen = shown(document.title, document.text, language, limit)
+            key = verdict_key(**parts, title=seen.title, text=seen.text)
+            cards.append(_Card(key, document.docid, seen))
+        return cards
+
+    def _language_of(self, state: State) -> str:
+        return dominant_language(state.question) if self.language == "auto" else self.language
+
+    def _judge_name(self) -> str:
+        """The judge's name. Where the parameters name none, a server is looked for; without one,
+        the name that it gave last holds, so that known verdicts can be replayed."""
+        with self._looking:
+            if self._model is None:
+                try:
+                    self._model = self._probed().model
+                except AgentError:
+                    self._model = self.cache.served_model(self.address)
+                    if self._model is None:
+                        self._model = self._awaited().model
+                    else:
+                        self.log(
+                            f"no server answers; verdicts of {self._model}, which it served last, "
+                            "are taken from the cache"
+                        )
+            return self._model
+
+    # ---- asking
+
+    def _look_at_server(self) -> ServerReport:
+        """Probe the server before it is asked for the first time; one that is away is waited for,
+        as `checker.patience` says."""
+        with self._looking:
+            if self._report is None:
+                try:
+                    report = self._probed()
+                except AgentError as error:
+                    self.log(f"the judge: {error}")
+                    report = self._awaited()
+                self.log(f"the judge: {report}")
+                if report.model != self._model:
+                    raise AgentError(
+                        f"verdicts of {self._model} were taken from the cache, since no server "
+                        f"answered, and now {report.model} is served; name the judge in "
+                        "model.checker_model."
+                    )
+                self._report = report
+            return self._report
+
+    def _awaited(self) -> ServerReport:
+        """What the probe finds once the server is there: a request waits for it."""
+        self.client.chat([{"role": "user", "content": "Say hello."}], max_tokens=8)
+        return self._probed()
+
+    def _probed(self) -> ServerReport:
+        report = self.client.probe()
+        if self.address:
+            self.cache.note_served(self.address, report.model)
+        return report
+
+    def _ask(self, state: State, cards: Sequence[_Card], keep: Keep) -> dict[_Card, Verdict]:
+        """Verdicts of the documents that the judge labels: asked for in batches, then in smaller
+        ones, then alone."""
+        found: dict[_Card, Verdict] = {}
+        left = list(cards)
+        for attempt, size in enumerate(self._sizes()):
+            if left:
+                self._ask_once(state, left, size, attempt, keep, found)
+                left = [card for card in left if card not in found]
+        if left:
+            self._say_once(
+                f"the judge gave no label that can be read for {len(left)} of {len(cards)} "
+                "documents; they stay unjudged (metric: unjudged_share)"
+            )
+        return found
+
+    def _sizes(self) -> list[int]:
+        """Documents a request: at first, again, and at last; a document alone is asked twice."""
+        sizes = sorted({self.batch_size, max(1, self.batch_size // 2), 1}, reverse=True)
+        return sizes if len(sizes) > 1 else [1, 1]
+
+    def _ask_once(
+        self,
+        state: State,
+        cards: Sequence[_Card],
+        size: int,
+        attempt: int,
+        keep: Keep,
+        found: dict[_Card, Verdict],
+    ) -> None:
+        """Send requests for all cards at once, and put what their answers say into `found`."""
+        question, subgoal = asked_line(state.question), asked_line(state.subgoal)
+        language = self._language_of(state)
+        tokens = self._answer_tokens(size, attempt)
+        batches = balanced(cards, min(size, self._fitting(cards, question + subgoal, tokens)))
+        failures: list[AgentError] = []
+
+        def on_reply(index: int, reply: Reply | AgentError) -> None:
+            batch = batches[index]
+            if isinstance(reply, AgentError):
+                failures.append(reply)
+                return
+            named = dict(zip(ids_of(batch), batch, strict=True))
+            labels = parse_verdicts(reply.text, list(named))
+            if labels:
+                found.update(keep(state, {named[name]: v for name, v in labels.items()}))
+
+        sizes = [len(batch) for batch in batches]
+        self.client.chat_each(
+            [judge_messages(question, subgoal, [c.shown for c in b], language) for b in batches],
+            on_reply,
+            max_tokens=tokens,
+            temperature=0.0,
+            schema=verdict_schema(min(sizes), max(sizes), language),
+            shorten=max(sizes) == 1,  # it takes away the middle: of several, whole documents
+        )
+        self._check_failures(failures)
+
+    def _check_failures(self, failures: Sequence[AgentError]) -> None:
+        """A document that is too long for the judge stays unjudged; all else ends the work."""
+        for failure in failures:
+            if not isinstance(failure, ContextLengthError):
+                raise failure
+            self._say_once(f"the judge: {failure}")
+
+    def _answer_tokens(self, size: int, attempt: int) -> int:
+        """The longest answer; later tries leave room for a judge that explains itself."""
+        report = self._look_at_server()
+        tokens = TOKENS_AROUND + TOKENS_A_DOCUMENT * size + TOKENS_TO_EXPLAIN * (attempt > 0)
+        tokens += TOKENS_TO_THINK if report.thinks else 0
+        return min(tokens, report.context // 2) if report.context else tokens
+
+    def _fitting(self, cards: Sequence[_Card], asked: str, tokens: int) -> int:
+        """How many of the documents surely fit into the model's context; at least 1. A token is
+        taken to be 3 bytes of UTF-8: fewer than in English, as many as in Chinese."""
+        context = self._look_at_server().context
+        if context is None:
+            return self.batch_size
+        longest = max(len(f"{card.shown.title}{card.shown.text}".encode()) for card in cards)
+        room = context - tokens - TOKENS_OF_RULES - len(asked.encode()) // 3
+        return max(1, room // (longest // 3 + 16))
+
+    # ---- keeping
+
+    def _kept(self, state: State, found: Mapping[_Card, Verdict]) -> Mapping[_Card, Verdict]:
+        """Keep the verdicts of one answer; what the cache then holds, which may be another's."""
+        model = self._model or ""
+        held = self.cache.put_many(
+            [Judged(c.key, v, model, state.question_id, c.docid) for c, v in found.items()]
+        )
+        return {card: held[card.key] for card in found}
+
+    def _count(self, cards: Sequence[_Card], known: Mapping[str, Verdict]) -> None:
+        with self._counting:
+            self._looked_up += len(cards)
+            self._known += sum(card.key in known for card in cards)
+
+    def _say_once(self, line: str) -> None:
+        kind = line.split(" for ")[0][:60]
+        if kind not in self._told:
+            self._told.add(kind)
+            self.log(line)
+
+
+def balanced(items: Sequence[Any], size: int) -> list[list[Any]]:
+    """Items in as few batches of at most `size` as they need, whose lengths differ by at most 1."""
+    count = -(-len(items) // size)
+    bounds = [len(items) * number // count for number in range(count + 1)]
+    return [list(items[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
