@@ -311,3 +311,9 @@ class MonitoringSection(Section):
     use_tensorboard: bool = key(True, "write TensorBoard events into the run's folder")
     use_wandb: bool = key(False, "log to Weights & Biases (its key comes from the environment)")
     wandb_project: str = key("rlkit", "project there", min_length=1)
+    price_in: float = key(
+        0.0, "what a server takes for a million tokens of prompts", "per million tokens", ge=0
+    )
+    price_out: float = key(
+        0.0, "what a server takes for a million tokens of replies", "per million tokens", ge=0
+    )

@@ -1,17 +1,20 @@
 """The EntityManager: after each round it updates the tables that the next round reads.
-`RuleEntityManager` collects names by their spelling and keeps what the checker found useful."""
+`RuleEntityManager` collects names by their spelling and keeps what the checker found useful; the
+live one, a model behind a server, is in `live_entities.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pydantic import JsonValue
 
 from rlkit.agents.names import names_in
 from rlkit.agents.planner import Plan
-from rlkit.library.corpus import Document
+from rlkit.config import named_object
+from rlkit.errors import ConfigError
+from rlkit.library.corpus import Corpus, Document
 from rlkit.rounds.state import (
     ContextRow,
     DocumentRow,
@@ -21,6 +24,9 @@ from rlkit.rounds.state import (
     Verdict,
 )
 from rlkit.rounds.tables import one_line
+
+if TYPE_CHECKING:
+    from rlkit.agents.llm import ChatClient
 
 SUMMARY_CHARS = {"IMPORTANT": 240, "LOCAL": 120}  # LOCAL documents mostly distract
 CONTEXT_CHARS = 4000  # of a document that is kept; longer texts would fill every later round
@@ -85,6 +91,37 @@ class RuleEntityManager:
             before.context_table
             + tuple(_context_row(item, number) for item in kept if item.verdict == "IMPORTANT"),
         )
+
+
+def build_entities(config: Any, corpus: Corpus, client: ChatClient | None = None) -> EntityManager:
+    """The entity manager that `data.entities` names: rules, llm (which asks `client`, by default
+    one of its own), or `module:object`, a callable (config, corpus) -> EntityManager.
+
+    Raises ConfigError for another name, or where the object makes no EntityManager.
+    """
+    name = config.data.entities
+    built_in = {
+        "rules": lambda config, corpus: RuleEntityManager(),
+        "llm": lambda config, corpus: _live_entities(config, client),
+    }
+    manager = named_object(name, built_in, "data.entities")(config, corpus)
+    if not (hasattr(manager, "begin") and hasattr(manager, "update")):
+        raise ConfigError(
+            f"data.entities {name} made a {type(manager).__name__}, which lacks begin(question) or "
+            "update(before, plan, read); see the protocol rlkit.agents.entities.EntityManager."
+        )
+    return manager
+
+
+def _live_entities(config: Any, client: ChatClient | None) -> EntityManager:
+    from rlkit.agents.live_entities import LLMEntityManager  # brings the openai client along
+    from rlkit.agents.llm import ChatClient
+
+    return LLMEntityManager(
+        client or ChatClient.from_config(config),
+        max_document_chars=config.checker.max_document_chars,
+        language=config.checker.language,
+    )
 
 
 def _names_after(before: RoundFile, kept: Sequence[ReadDocument]) -> tuple[EntityRow, ...]:

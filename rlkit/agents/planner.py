@@ -1,13 +1,20 @@
 """The Planner: decides whether to search on, and for what. `RulePlanner` looks only at what the
-rounds have shown so far, never at gold."""
+rounds have shown so far, never at gold; the live one, a model behind a server, is in
+`live_planner.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rlkit.config import named_object
+from rlkit.errors import ConfigError
+from rlkit.library.corpus import Corpus
 from rlkit.library.tokenize import dominant_language
 from rlkit.rounds.state import ANSWER, SEARCH, EntityRow, RoundFile
+
+if TYPE_CHECKING:
+    from rlkit.agents.llm import ChatClient
 
 
 class Plan(NamedTuple):
@@ -49,6 +56,38 @@ class RulePlanner:
         if name is None:
             return Plan(SEARCH, question)
         return Plan(SEARCH, SUBGOALS[dominant_language(question)].format(name=name))
+
+
+def build_planner(config: Any, corpus: Corpus, client: ChatClient | None = None) -> Planner:
+    """The planner that `data.planner` names: rules, llm (which asks `client`, by default one of
+    its own), or `module:object`, a callable (config, corpus) -> Planner.
+
+    Raises ConfigError for another name, or where the object makes no Planner.
+    """
+    name = config.data.planner
+    built_in = {
+        "rules": lambda config, corpus: RulePlanner(),
+        "llm": lambda config, corpus: _live_planner(config, client),
+    }
+    planner = named_object(name, built_in, "data.planner")(config, corpus)
+    if not hasattr(planner, "plan"):
+        raise ConfigError(
+            f"data.planner {name} made a {type(planner).__name__}, which has no "
+            "plan(question, history); see the protocol rlkit.agents.planner.Planner."
+        )
+    return planner
+
+
+def _live_planner(config: Any, client: ChatClient | None) -> Planner:
+    from rlkit.agents.live_planner import LLMPlanner  # brings the openai client along
+    from rlkit.agents.llm import ChatClient
+
+    return LLMPlanner(
+        client or ChatClient.from_config(config),
+        max_rounds=config.data.max_rounds,
+        max_prompt_tokens=config.executor.max_prompt_tokens,
+        language=config.checker.language,
+    )
 
 
 def _newest_open_name(question: str, now: RoundFile) -> str | None:

@@ -22,7 +22,7 @@ from rlkit.rounds.writer import META_NAME, RoundWriter, run_folders
 @dataclass(slots=True)
 class CollectReport:
     """What one collector did so far; counts, seconds of wall time, and, where agents ask a server,
-    the tokens of their prompts and replies."""
+    the tokens of their prompts and replies, and what they cost, where prices are known."""
 
     collector: str
     questions: int
@@ -37,6 +37,7 @@ class CollectReport:
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cost: float = 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -48,11 +49,12 @@ class CollectReport:
         failures = f", {self.failed} failed (first: {self.first_failure})" if self.failed else ""
         lost = f" ({self.failed_rounds} of them failed)" if self.failed_rounds else ""
         tokens = (
-            f"; {self.requests:,} requests with {self.prompt_tokens:,} tokens, "
-            f"{self.completion_tokens:,} tokens in reply"
+            f"; {self.requests:,} requests, {self.prompt_tokens:,} + {self.completion_tokens:,} "
+            "tokens"
             if self.requests
             else ""
         )
+        tokens += f", cost {self.cost:.2f}" if self.cost else ""
         left = f"; about {_duration(self.seconds_left)} left" if self.seconds_left else ""
         return (
             f"{self.collector}: {self.played} of {self.questions} questions played in "
@@ -73,8 +75,9 @@ def collect(
     Each question is written whole as soon as it ends, so that the work can be stopped at any time
     and continued; failed questions are played again. Several are played at once, see `play_each`;
     a model in this process writes for `batch_size` of them together. `progress` is called after
-    each question, and now and then in between. Raises DataError, before anything is played, for a
-    question id that cannot name a folder.
+    each question, and now and then in between. An agent may have `prepare()`, which is called
+    first if there is anything to play. Raises DataError, before anything is played, for a question
+    id that cannot name a folder, and AgentError where a server is not there.
     """
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -84,6 +87,9 @@ def collect(
     books = _Books(team, CollectReport(team.collector, len(questions)), progress)
     books.report.skipped = len(questions) - len(todo)
     writer = RoundWriter(root)
+    for agent in team.agents if todo else ():
+        if hasattr(agent, "prepare"):
+            agent.prepare()
 
     def on_end(index: int, recorded: Recorded) -> None:
         writer.write_run(recorded.meta, recorded.rounds)
@@ -117,9 +123,8 @@ class _Books:
         progress: Callable[[CollectReport], None] | None,
     ) -> None:
         self.report, self.progress = report, progress
-        clients = {id(c): c for a in team.agents if (c := getattr(a, "client", None)) is not None}
-        self._usages = [client.usage for client in clients.values()]
-        self._before = self._tokens()
+        self._prices, self._usages = team.prices, [client.usage for client in team.clients]
+        self._before = self._used()
         self._start = time.monotonic()
         self._failures: dict[int, str | None] = {}
 
@@ -138,20 +143,24 @@ class _Books:
     def bring_up_to_date(self) -> None:
         """Seconds and tokens as they are now."""
         self.report.seconds = time.monotonic() - self._start
-        now = [a - b for a, b in zip(self._tokens(), self._before, strict=True)]
-        self.report.requests, self.report.prompt_tokens, self.report.completion_tokens = now
+        report, before, now = self.report, self._before, self._used()
+        report.requests, report.prompt_tokens, report.completion_tokens = (
+            round(a - b) for a, b in zip(now[:3], before[:3], strict=True)
+        )
+        report.cost = now[3] - before[3]
 
     def show(self) -> None:
         if self.progress is not None:
             self.bring_up_to_date()
             self.progress(self.report)
 
-    def _tokens(self) -> tuple[int, int, int]:
-        """Requests, tokens of prompts, tokens of replies, of every client that the team has."""
+    def _used(self) -> tuple[float, float, float, float]:
+        """Requests, tokens of prompts, tokens of replies, and cost, of all clients of the team."""
         return (
             sum(usage.requests for usage in self._usages),
             sum(usage.prompt_tokens for usage in self._usages),
             sum(usage.completion_tokens for usage in self._usages),
+            sum(usage.cost(*self._prices) for usage in self._usages),
         )
 
 

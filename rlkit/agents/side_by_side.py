@@ -6,9 +6,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlkit.agents.game import Game, Recorded
 from rlkit.library.corpus import Question
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 OnEnd = Callable[[int, Recorded], None]
 OnWait = Callable[[], None]
-Run = Callable[..., Iterable[Any]]  # as `map`
 
 BATCH = 8  # questions that a model in this process writes for at once
 TICK = 1.0  # seconds from one call of `on_wait` to the next
@@ -37,25 +36,17 @@ def play_each(
     thread. An Executor with `write_batch` that is not `concurrent` writes there, too, for
     `batch_size` questions (default 8) at once; whose place becomes free is given to the next
     question, so that its batches depend on nothing but the questions. What an agent or a callback
-    raises ends all: questions in play are dropped, and those that have ended are handed over.
+    raises, and an interrupt, ends all: questions that have ended are handed over, and those in
+    play are dropped.
     """
-    threads = min(team.threads, len(questions))
+    if team.writes_in_batches:
+        return _in_step(team, questions, on_end, on_wait, batch_size or BATCH)
     stopped = threading.Event()
-    pool = ThreadPoolExecutor(threads, "question") if threads > 1 else None
     try:
-        if team.writes_in_batches:
-            run = map if pool is None else pool.map
-            _in_step(team, questions, on_end, on_wait, batch_size or BATCH, run)
-        elif pool is None:
-            for index, question in enumerate(questions):
-                on_end(index, _whole(team, question, stopped))
-        else:
-            futures = {pool.submit(_whole, team, q, stopped): i for i, q in enumerate(questions)}
-            _hand_over(futures, on_end, on_wait)
+        calls = [partial(_whole, team, question, stopped) for question in questions]
+        call_each(calls, team.threads, on_end, on_wait)
     finally:
         stopped.set()
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _whole(team: Team, question: Question, stopped: threading.Event) -> Recorded:
@@ -67,35 +58,8 @@ def _whole(team: Team, question: Question, stopped: threading.Event) -> Recorded
     return game.recorded()
 
 
-def _hand_over(futures: dict[Future, int], on_end: OnEnd, on_wait: OnWait) -> None:
-    """Wait for all, and pass each on as it ends; before an error, all that have ended."""
-    ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
-    for future in futures:
-        future.add_done_callback(ended.put)
-    left = len(futures)
-    while left:
-        try:
-            future = ended.get(timeout=TICK)
-            recorded = future.result()
-        except queue.Empty:
-            on_wait()
-            continue
-        except BaseException:  # an interrupt, or what an agent raised
-            while not ended.empty():
-                if (future := ended.get()).exception() is None:
-                    on_end(futures[future], future.result())
-            raise
-        on_end(futures[future], recorded)
-        left -= 1
-
-
 def _in_step(
-    team: Team,
-    questions: Sequence[Question],
-    on_end: OnEnd,
-    on_wait: OnWait,
-    batch_size: int,
-    run: Run,
+    team: Team, questions: Sequence[Question], on_end: OnEnd, on_wait: OnWait, batch_size: int
 ) -> None:
     """All questions in play write together, then each plays its round."""
     todo = deque(enumerate(questions))
@@ -103,15 +67,85 @@ def _in_step(
     while todo or games:
         fresh = [todo.popleft() for _ in range(min(batch_size - len(games), len(todo)))]
         games |= {index: Game(team, question) for index, question in fresh}
-        list(run(Game.begin, [games[index] for index, _ in fresh]))
+        call_each([games[index].begin for index, _ in fresh], team.threads, on_wait=on_wait)
         _pass_on_ended(games, on_end)
         waiting = list(games.values())
         texts = team.write([game.state for game in waiting]) if waiting else []
-        list(run(Game.play_round, waiting, texts))
+        rounds = [partial(g.play_round, text) for g, text in zip(waiting, texts, strict=True)]
+        call_each(rounds, team.threads, on_wait=on_wait)
         _pass_on_ended(games, on_end)
-        on_wait()
 
 
 def _pass_on_ended(games: dict[int, Game], on_end: OnEnd) -> None:
     for index in [index for index, game in games.items() if game.state is None]:
         on_end(index, games.pop(index).recorded())
+
+
+class _Outcome(NamedTuple):
+    """What a call returned, or raised."""
+
+    index: int
+    value: Any
+    error: BaseException | None = None
+
+
+def call_each(
+    calls: Sequence[Callable[[], Any]],
+    threads: int,
+    on_end: Callable[[int, Any], None] = lambda index, value: None,
+    on_wait: OnWait = lambda: None,
+) -> None:
+    """Make all calls, `threads` at once, and pass each result on in this thread as it comes.
+
+    With one thread that is this one. Else an interrupt, or what a call raised, is raised here after
+    results that are there already were passed on; calls under way are left to themselves, in
+    threads that nobody waits for, not even the interpreter's end.
+    """
+    if min(threads, len(calls)) <= 1:
+        for index, call in enumerate(calls):
+            on_end(index, call())
+        return
+    todo, outcomes = deque(enumerate(calls)), queue.SimpleQueue[_Outcome]()
+    for _ in range(min(threads, len(calls))):
+        threading.Thread(target=_work, args=(todo, outcomes), daemon=True).start()
+    try:
+        for _ in calls:
+            try:
+                outcome = _next(outcomes, on_wait)
+                if outcome.error is not None:
+                    raise outcome.error
+            except BaseException:
+                _pass_on_rest(outcomes, on_end)
+                raise
+            on_end(outcome.index, outcome.value)
+    finally:
+        todo.clear()
+
+
+def _pass_on_rest(
+    outcomes: queue.SimpleQueue[_Outcome], on_end: Callable[[int, Any], None]
+) -> None:
+    """What is there already, so that it is not lost to an error of another one."""
+    while not outcomes.empty():
+        if (outcome := outcomes.get()).error is None:
+            on_end(outcome.index, outcome.value)
+
+
+def _work(todo: deque[tuple[int, Callable[[], Any]]], outcomes: queue.SimpleQueue) -> None:
+    while True:
+        try:
+            index, call = todo.popleft()
+        except IndexError:
+            return
+        try:
+            outcomes.put(_Outcome(index, call()))
+        except BaseException as error:
+            outcomes.put(_Outcome(index, None, error))
+
+
+def _next(outcomes: queue.SimpleQueue[_Outcome], on_wait: OnWait) -> _Outcome:
+    while True:
+        try:
+            return outcomes.get(timeout=TICK)
+        except queue.Empty:
+            on_wait()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlkit.agents.checker import DocumentChecker
 from rlkit.agents.entities import EntityManager, RuleEntityManager
@@ -30,7 +31,8 @@ class Team:
 
     Up to `concurrency` questions are played at once, in as many threads, where an agent says
     `concurrent = True`: that it may be called from several threads at once, as one does that
-    waits for a server. Every other agent is called by one thread at a time.
+    waits for a server. Every other agent is called by one thread at a time. `prices` are those of
+    a million tokens in prompts and in replies, where agents ask a server for money.
     """
 
     executor: Policy
@@ -45,6 +47,7 @@ class Team:
     collector: str = "team"
     concurrency: int = 16
     max_failed_rounds: int = 2
+    prices: tuple[float, float] = (0.0, 0.0)
     _turns: dict[int, AbstractContextManager] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -53,6 +56,12 @@ class Team:
     def agents(self) -> tuple[object, ...]:
         """Everybody who is called in a round, each with `concurrent` or without."""
         return (self.planner, self.executor, self.orchestrator.backend, self.checker, self.entities)
+
+    @property
+    def clients(self) -> list[Any]:
+        """What the agents ask their servers through, each once; it counts tokens in `usage`."""
+        clients = [getattr(agent, "client", None) for agent in self.agents]
+        return list({id(client): client for client in clients if client is not None}.values())
 
     @property
     def threads(self) -> int:

@@ -8,11 +8,14 @@ not there yet."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlkit.agents.checker import build_checker
+from rlkit.agents.checker import DocumentChecker, build_checker
+from rlkit.agents.entities import build_entities
 from rlkit.agents.executor import Policy, build_policy
+from rlkit.agents.planner import build_planner
 from rlkit.agents.prompt import CountTokens
 from rlkit.agents.recording import CollectReport, collect
 from rlkit.agents.team import Team
@@ -35,10 +38,10 @@ def collect_run(
 ) -> list[CollectReport]:
     """Play the config's questions with each policy and record the rounds below `folder`.
 
-    `policies` are names (raw_question, scripted, served, module:object), or {name: Policy} for models;
-    None: `data.collectors`. `progress` is called with the report so far, batch after batch;
-    `count_tokens` measures the prompts of `served`.
-    Raises DataError where there are no questions to play.
+    `policies` are names (raw_question, scripted, served, module:object), or {name: Policy} for
+    models; None: `data.collectors`. `progress` is called with the report so far, question after
+    question and now and then in between; `count_tokens` measures the prompts of `served`. Raises
+    DataError where there are no questions to play, and AgentError where a server is not there.
     """
     library = library or load_library(config)
     questions = chosen_questions(library.questions, config.data.max_questions)
@@ -56,21 +59,55 @@ def collect_run(
     orchestrator = orchestrator or SearchOrchestrator(
         library.corpus, build_backend(library.corpus, search), search.top_k
     )
-    checker = build_checker(config, library.corpus)
     reports = []
-    for name, policy in _policies(config, library, policies, count_tokens).items():
-        team = Team(
-            policy,
-            orchestrator,
-            checker,
-            max_rounds=config.data.max_rounds,
-            max_clues=search.max_clues,
-            max_documents=search.max_documents,
-            plain_lines=config.executor.plain_lines,
-            collector=name,
-        )
-        reports.append(collect(team, questions, folder, progress))
+    with ExitStack() as closing:  # also at an interrupt: it ends what threads still wait for
+        checker = build_checker(config, library.corpus)
+        closing.callback(close, checker)
+        for name, policy in _policies(config, library, policies, count_tokens).items():
+            team = build_team(config, policy, orchestrator, checker, name)
+            mine = () if isinstance(policies, Mapping) else (policy,)
+            for agent in (team.planner, team.entities, *mine):
+                closing.callback(close, agent)
+            reports.append(collect(team, questions, folder, progress))
     return reports
+
+
+def build_team(
+    config: Any,
+    policy: Policy,
+    orchestrator: SearchOrchestrator,
+    checker: DocumentChecker,
+    collector: str = "team",
+) -> Team:
+    """The team of a RunConfig around an Executor. Checker, planner and entity manager, where a
+    server's model plays them, share a client, so that `checker.concurrency` bounds all of them."""
+    corpus, search = orchestrator.corpus, config.search
+    client = checker.client if config.checker.kind == "llm" else None
+    if client is None and "llm" in (config.data.planner, config.data.entities):
+        from rlkit.agents.llm import ChatClient  # brings the openai client along
+
+        client = ChatClient.from_config(config)
+    return Team(
+        policy,
+        orchestrator,
+        checker,
+        build_planner(config, corpus, client),
+        build_entities(config, corpus, client),
+        max_rounds=config.data.max_rounds,
+        max_clues=search.max_clues,
+        max_documents=search.max_documents,
+        plain_lines=config.executor.plain_lines,
+        collector=collector,
+        concurrency=config.checker.concurrency,
+        prices=(config.monitoring.price_in, config.monitoring.price_out),
+    )
+
+
+def close(agent: object) -> None:
+    """Close an agent, or the client that it asks a server through; most have neither."""
+    owner = agent if hasattr(agent, "close") else getattr(agent, "client", None)
+    if owner is not None:
+        owner.close()
 
 
 def _policies(
