@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from rlkit.agents.llm_faults import Fault, wait_before
 from rlkit.agents.llm_wire import Wire
-from rlkit.errors import AgentError
+from rlkit.errors import ServerAwayError
 
 _LOOK = 5.0  # seconds that a server has to list its models
 _FIRST, _LONGEST = 0.25, 5.0  # seconds between looks
@@ -35,7 +35,7 @@ class Presence:
 
     async def wait(self, fault: Fault, patience: float) -> None:
         """Return as soon as the server answers anything; one that does is not away at all, and
-        the fault was the request's own. Raises AgentError after `patience` seconds."""
+        the fault was the request's own. Raises ServerAwayError after `patience` seconds."""
         async with self._looking:
             pause = _FIRST
             while True:
@@ -48,7 +48,7 @@ class Presence:
 
     async def endure(self, fault: Fault, patience: float) -> None:
         """Return when it is time to ask again a server whose gateway says that it is away or
-        loading. Raises AgentError after `patience` seconds of nothing else."""
+        loading. Raises ServerAwayError after `patience` seconds of nothing else."""
         self._still_away(fault, patience)
         gone = time.monotonic() - (self._away_since or 0.0)
         pause = wait_before(1 + int(gone), fault.retry_after)
@@ -73,7 +73,7 @@ class Presence:
                 )
         gone = now - self._away_since
         if gone >= patience:
-            raise AgentError(
+            raise ServerAwayError(
                 f"{self._address} has not answered for {gone:.0f} s ({fault.text}); start it "
                 "again, and give the same command again: what was received is kept. "
                 "checker.patience says how long is waited."
