@@ -59,6 +59,7 @@ class LLMChecker:
     """
 
     remembers = True
+    concurrent = True  # several questions may be played at once
 
     def __init__(
         self,
