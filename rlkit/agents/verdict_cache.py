@@ -242,10 +242,11 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
+        database.execute("COMMIT")
     except BaseException:
-        database.execute("ROLLBACK")
+        if database.in_transaction:  # on a full disk SQLite has rolled back itself
+            database.execute("ROLLBACK")
         raise
-    database.execute("COMMIT")
 
 
 @contextmanager

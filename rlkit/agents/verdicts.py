@@ -27,7 +27,7 @@ LABELS: dict[str, dict[Verdict, str]] = {
     "zh": {"IMPORTANT": "重要", "LOCAL": "部分相关", "DISCARD": "无关"},
 }
 MAX_CHARS = 50_000  # of a reply that are read
-MAX_STARTS = 200  # brackets that are tried as the beginning of a JSON value
+MAX_STARTS = 200  # places that are tried as the beginning of a JSON value
 
 _VERDICTS = {label: verdict for words in LABELS.values() for verdict, label in words.items()}
 _ENGLISH, _CHINESE = "|".join(LABELS["en"].values()), "|".join(LABELS["zh"].values())
@@ -135,7 +135,10 @@ def _json_values(text: str) -> Iterator[Any]:
 def _members(text: str) -> Iterator[Entry]:
     """The complete members, keyed by an id, of an object that is cut off."""
     at = text.find("{")
-    while at >= 0 and (key := _KEY.search(text, at)):
+    for _ in range(MAX_STARTS):
+        key = _KEY.search(text, at) if at >= 0 else None
+        if key is None:
+            return
         value, end = _decoded(text, key.end())
         if end > key.end():
             yield _named(key[1]), _label_of(value)
