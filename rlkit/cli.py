@@ -35,6 +35,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint", type=Path, nargs="+", action="extend", default=[], metavar="P",
         help="checkpoint folders; the first brings its own run's parameters",
     )  # fmt: skip
+    evaluate.add_argument(
+        "--policy", nargs="+", metavar="NAME", help="default: evaluation.policies"
+    )
+    evaluate.add_argument(
+        "--teams", action="store_true", help="let each policy's team play whole questions"
+    )
 
     merge = _command(commands, "merge", _merge, "merge checkpoints into the base model")
     merge.add_argument("--checkpoints", type=int, nargs="+", metavar="STEP", help="default: all")
@@ -46,7 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--policy",
         nargs="+",
         metavar="NAME",
-        help="default: data.collectors; also untouched, warm_start and tuned, of this run",
+        help="default: data.collectors; also untouched, warm_start and tuned, of this run, and "
+        "served",
     )
     collect.add_argument("--max-questions", type=int, metavar="N", help="data.max_questions")
     collect.add_argument("--output", type=Path, metavar="D", help="default: rounds/ of the run")
@@ -140,9 +147,18 @@ def _train(options: argparse.Namespace) -> int:
 
 def _eval(options: argparse.Namespace) -> None:
     config = _config(options, _config_of(options.checkpoint))
+    if options.policy:
+        config = config.with_overrides(f"evaluation.policies=[{', '.join(options.policy)}]")
+    chosen = {"baseline": options.baseline, "checkpoints": options.checkpoint}
+    if options.teams:
+        from rlkit.results.team_run import compare_teams
+
+        teams = compare_teams(config, **chosen, progress=_now_and_then())
+        print(teams.table().to_string())
+        return
     from rlkit.results.compare import evaluate_run
 
-    evaluation = evaluate_run(config, baseline=options.baseline, checkpoints=options.checkpoint)
+    evaluation = evaluate_run(config, **chosen)
     print(evaluation.summary().to_string())
 
 
@@ -189,11 +205,11 @@ def _collect(options: argparse.Namespace) -> int:
 
     run = Run.open(config)
     folder = options.output or rounds_folder(config, run.folder)
-    policies = options.policy
-    if set(policies or ()) & {"untouched", "warm_start", "tuned"}:
+    policies, names = options.policy, options.policy or config.data.collectors
+    if set(names) & {"untouched", "warm_start", "tuned", "served"}:
         from rlkit.results.compare import collecting_policies
 
-        policies = collecting_policies(config, run, policies)
+        policies = collecting_policies(config, run, names)
     reports = collect_run(config, folder, policies, progress=_now_and_then())
     for report in reports:
         print(report)

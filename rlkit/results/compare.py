@@ -175,7 +175,8 @@ def _checkpoints(
 
 def _wanted(config: Any, run: Run, baseline: bool, given: bool, tuned: Sequence[str]) -> list[str]:
     """The names to compare: of `evaluation.policies` those that can be had, with every checkpoint
-    in the place of `tuned`; only the checkpoints where they alone were asked for."""
+    in the place of `tuned`, and those that were given in any case; only the checkpoints where they
+    alone were asked for."""
     if given and not baseline:
         return list(tuned)
     names: list[str] = []
@@ -184,7 +185,7 @@ def _wanted(config: Any, run: Run, baseline: bool, given: bool, tuned: Sequence[
             names += tuned
         elif name != "warm_start" or warm_start_of(run):
             names.append(name)
-    return names + [name for name in tuned if name not in names]
+    return names + [name for name in tuned if given and name not in names]
 
 
 def _said(log: Callable[[str], None], seconds: float = 20.0) -> Callable[[int, int, str], None]:
