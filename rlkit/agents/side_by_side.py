@@ -140,6 +140,7 @@ def _work(todo: deque[tuple[int, Callable[[], Any]]], outcomes: queue.SimpleQueu
         try:
             outcomes.put(_Outcome(index, call()))
         except BaseException as error:
+            todo.clear()  # nothing more begins
             outcomes.put(_Outcome(index, None, error))
 
 

@@ -1,13 +1,18 @@
 """Whole questions, and the collecting of many."""
 
 import json
+import threading
+import time
+from collections import defaultdict
+from contextlib import contextmanager
 
 import pytest
 
 from rlkit.agents.checker import GoldChecker
-from rlkit.agents.recording import collect
+from rlkit.agents.planner import Plan, RulePlanner
+from rlkit.agents.recording import CollectReport, collect
 from rlkit.agents.team import Team
-from rlkit.errors import ConfigError, DataError, ModelError
+from rlkit.errors import AgentError, ConfigError, DataError, ModelError, ServerAwayError
 from rlkit.library.bm25 import BM25sBackend
 from rlkit.library.corpus import Corpus, Document, Question
 from rlkit.library.orchestrator import SearchOrchestrator
@@ -198,3 +203,117 @@ def test_policies_that_write_in_batches_play_side_by_side(tmp_path):
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
     with pytest.raises(ConfigError, match="batch_size is 0"):
         collect(team("x", collector="new"), QUESTIONS, tmp_path, batch_size=0)
+
+
+# ---- rounds that fail, and agents that may not be called at once
+
+
+class Planned:
+    """Plans one search after the other; an exception in the list is raised instead."""
+
+    def __init__(self, *plans):
+        self.plans, self.seen = list(plans), []
+
+    def plan(self, question, history):
+        self.seen.append([file.round for file in history])
+        plan = self.plans.pop(0) if self.plans else Plan("ANSWER", "", "Trent")
+        if isinstance(plan, Exception):
+            raise plan
+        return plan
+
+
+def test_after_a_failed_round_the_planner_sees_only_what_was_played():
+    find = Plan("SEARCH", "Find it")
+    planner = Planned(find, AgentError("no plan."), find, find)
+    players = team(*ELM_ADA, planner=planner)
+    meta, rounds = players.play(QUESTIONS[0])
+    assert planner.seen == [[0], [0, 1], [0, 1], [0, 1, 3]]
+    assert [(r.round, r.strategy, r.failed) for r in meta.rounds] == [
+        (1, "SEARCH", None),
+        (2, "", "no plan."),
+        (3, "SEARCH", None),
+        (4, "SEARCH", None),
+    ]
+    assert (meta.status, meta.final_answer) == ("finished", None)  # no answer(), rounds used up
+    assert [state.round for state in players.executor.states] == [1, 3, 4]
+    assert {row.round for row in rounds[4].document_table} <= {1, 3, 4}
+
+
+def test_failed_rounds_use_up_no_rounds_but_a_third_one_ends_the_question():
+    away = AgentError("try later.")
+    meta, _ = team(away, away, *ELM_ADA).play(QUESTIONS[0])
+    assert [r.failed for r in meta.rounds] == ["try later.", "try later.", None, None, None]
+    assert meta.status == "finished"
+    meta, _ = team(away, away, away).play(QUESTIONS[0])
+    assert ([bool(r.failed) for r in meta.rounds], meta.status) == ([True] * 3, "failed")
+    meta, _ = team(away, *ELM_ADA, max_failed_rounds=0).play(QUESTIONS[0])
+    assert ([bool(r.failed) for r in meta.rounds], meta.status) == ([True], "failed")
+
+
+def test_tables_that_cannot_be_begun_end_the_question_as_failed():
+    class Lost:
+        def begin(self, question):
+            raise AgentError("no\x00 tables.\n" + "x" * 2000)
+
+    meta, rounds = team(*ELM_ADA, entities=Lost()).play(QUESTIONS[0])
+    assert (meta.status, [r.round for r in meta.rounds]) == ("failed", [1])
+    assert meta.rounds[0].failed.startswith("no tables. xxx") and len(meta.rounds[0].failed) < 700
+    assert rounds[0].entity_table == ()
+
+
+def test_a_server_that_is_away_is_no_failure_of_a_question(tmp_path):
+    with pytest.raises(ServerAwayError):
+        collect(team(ELM_ADA[0], ServerAwayError("gone.")), QUESTIONS, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_answer_of_the_planner_is_recorded():
+    meta, _ = team(*ELM_ADA, planner=Planned(Plan("SEARCH", "Find it"))).play(QUESTIONS[0])
+    assert (meta.final_answer, meta.answer, len(meta.rounds)) == ("Trent", "Trent", 1)
+    assert team(*ELM_ADA).play(QUESTIONS[0]).meta.final_answer is None
+
+
+def test_only_agents_that_say_so_are_called_from_several_threads_at_once():
+    inside, peaks, lock = defaultdict(int), defaultdict(int), threading.Lock()
+
+    class Counting(GoldChecker):
+        concurrent = True
+
+        def check(self, state, documents):
+            with counted("checker"):
+                return super().check(state, documents)
+
+    class Alone(RulePlanner):
+        def plan(self, question, history):
+            with counted("planner"):
+                return super().plan(question, history)
+
+    @contextmanager
+    def counted(role):
+        with lock:
+            inside[role] += 1
+            peaks[role] = max(peaks[role], inside[role])
+        time.sleep(0.01)
+        yield
+        with lock:
+            inside[role] -= 1
+
+    questions = [Question(f"q{i}", "Where is Elm Row?", None, ("elm",)) for i in range(8)]
+    players = team(*ELM_ADA, checker=Counting(CORPUS), planner=Alone(), concurrency=8)
+    assert [r.meta.question_id for r in players.play_many(questions)] == [f"q{i}" for i in range(8)]
+    assert peaks["planner"] == 1 and peaks["checker"] > 1
+    assert team(*ELM_ADA).threads == 1
+
+
+def test_the_report_says_what_is_left_and_what_it_cost():
+    report = CollectReport("me", questions=10, played=2, skipped=4, rounds=6, seconds=60.0)
+    assert report.seconds_left == 120.0
+    assert str(report) == (
+        "me: 2 of 10 questions played in 60.0 s, 4 were recorded already; 6 rounds, "
+        "0 documents read; about 2 min left"
+    )
+    report.failed_rounds, report.requests, report.prompt_tokens, report.cost = 1, 12, 3400, 1.5
+    assert "6 rounds (1 of them failed)" in str(report)
+    assert "; 12 requests, 3,400 + 0 tokens, cost 1.50; about 2 min left" in str(report)
+    done = CollectReport("me", questions=3, skipped=3)
+    assert done.seconds_left is None and "left" not in str(done)

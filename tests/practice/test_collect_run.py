@@ -119,8 +119,8 @@ def test_an_interrupt_of_the_command_is_clean_and_the_same_command_goes_on(tmp_p
         wait_until(lambda: server._under_way >= 2)
         process.send_signal(signal.SIGINT)
         start = time.monotonic()
-        _, err = process.communicate(timeout=30)
-        assert time.monotonic() - start < 10
+        _, err = process.communicate(timeout=50)
+        assert time.monotonic() - start < 40  # not the 60 s of a reply
         assert process.returncode == 130
         assert err.strip().endswith("what is finished is kept, and the same command goes on.")
         assert "Traceback" not in err

@@ -1,0 +1,100 @@
+"""Calls in threads: each once, passed on in the caller's thread, and what an error leaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from rlkit.agents.side_by_side import call_each
+
+
+def test_every_call_is_made_once_and_passed_on_in_the_callers_thread():
+    made, passed, threads = [], {}, set()
+
+    def call(number):
+        made.append(number)
+        time.sleep(0.001 * (number % 3))
+        return number * number
+
+    def on_end(index, value):
+        threads.add(threading.current_thread())
+        passed[index] = value
+
+    calls = [lambda number=number: call(number) for number in range(50)]
+    call_each(calls, 8, on_end)
+    assert sorted(made) == list(range(50))
+    assert passed == {number: number * number for number in range(50)}
+    assert threads == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_as_many_calls_are_under_way_as_allowed(threads):
+    gate, peak, now, lock = threading.Barrier(threads, timeout=10), [0], [0], threading.Lock()
+
+    def call():
+        with lock:
+            now[0] += 1
+            peak[0] = max(peak[0], now[0])
+        gate.wait()  # nobody gets on unless so many are here
+        with lock:
+            now[0] -= 1
+
+    call_each([call] * (threads * 4), threads)
+    assert peak == [threads]
+
+
+def test_one_thread_is_the_callers_own():
+    seen = []
+    call_each([lambda: seen.append(threading.current_thread())] * 3, 1)
+    call_each([lambda: seen.append(threading.current_thread())], 16)
+    assert set(seen) == {threading.current_thread()}
+
+
+def test_an_error_is_raised_after_what_is_done_was_passed_on_and_nothing_new_begins():
+    passed, made = [], []
+    done = threading.Event()
+
+    def good(number):
+        made.append(number)
+        return number
+
+    def bad():
+        done.wait(10)
+        raise ValueError("a bug")
+
+    def last():
+        time.sleep(0.01)
+        done.set()
+        time.sleep(0.3)
+
+    calls = [bad, *(lambda n=n: good(n) for n in range(5)), last, *(lambda: good(9) for _ in "abc")]
+    with pytest.raises(ValueError, match="a bug"):
+        call_each(calls, 2, lambda index, value: passed.append(value))
+    time.sleep(0.5)
+    assert passed == made == [0, 1, 2, 3, 4]
+
+
+def test_an_interrupt_passes_on_what_is_done_and_leaves_the_rest():
+    passed, gate = [], threading.Event()
+
+    def wait():
+        gate.wait(10)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    calls = [wait, wait, lambda: 1]
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        call_each(calls, 3, lambda index, value: passed.append(value), on_wait=interrupt)
+    assert passed == [1]
+    assert time.monotonic() - start < 5.0
+    gate.set()
+
+
+def test_the_caller_is_told_while_it_waits():
+    told = []
+    call_each([lambda: time.sleep(1.3), lambda: None], 2, on_wait=lambda: told.append(1))
+    assert told == [1]
