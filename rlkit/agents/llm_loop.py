@@ -55,6 +55,9 @@ class BackgroundLoop:
             if self._closed:
                 return
             self._closed = True
+        if threading.current_thread() is self._thread:  # the last who knew the client was a task
+            self._leaving = self.loop.create_task(self._leave(last))
+            return
         ending = asyncio.run_coroutine_threadsafe(self._end(last), self.loop)
         try:
             ending.result(_PATIENCE)
@@ -64,6 +67,10 @@ class BackgroundLoop:
         self._thread.join(_PATIENCE)
         if not self._thread.is_alive():
             self.loop.close()
+
+    async def _leave(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self._end(last)
+        self.loop.stop()
 
     async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

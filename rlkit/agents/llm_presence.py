@@ -13,6 +13,7 @@ from rlkit.errors import ServerAwayError
 
 _LOOK = 5.0  # seconds that a server has to list its models
 _FIRST, _LONGEST = 0.25, 5.0  # seconds between looks
+_BLINK = 0.5  # seconds; who is back sooner was not away
 _EVERY = 60.0  # seconds between lines of the log
 
 
@@ -24,18 +25,17 @@ class Presence:
         self._log = log
         self._looking = asyncio.Lock()
         self._away_since: float | None = None
-        self._last_line = 0.0
+        self._last_line: float | None = None  # None: nothing was said yet
 
     def seen(self) -> None:
         """The server answered a request."""
-        if self._away_since is not None:
-            gone = time.monotonic() - self._away_since
-            self._log(f"{self._address} is back after {gone:.0f} s; going on.")
-            self._away_since = None
+        if self._last_line is not None:
+            self._log(f"{self._address} is back after {self._gone():.0f} s; going on.")
+        self._away_since = self._last_line = None
 
     async def wait(self, fault: Fault, patience: float) -> None:
         """Return as soon as the server answers anything; one that does is not away at all, and
-        the fault was the request's own. Raises ServerAwayError after `patience` seconds."""
+        the fault was the request's own. Raises AgentError after `patience` seconds."""
         async with self._looking:
             pause = _FIRST
             while True:
@@ -43,41 +43,40 @@ class Presence:
                 if not isinstance(models, Fault) or not (models.away or models.gateway):
                     return self.seen()
                 self._still_away(models if models.gateway else fault, patience)
-                await asyncio.sleep(min(pause, self._left(patience)))
+                await asyncio.sleep(min(pause, max(0.01, patience - self._gone())))
                 pause = min(_LONGEST, 2 * pause)
 
     async def endure(self, fault: Fault, patience: float) -> None:
         """Return when it is time to ask again a server whose gateway says that it is away or
-        loading. Raises ServerAwayError after `patience` seconds of nothing else."""
+        loading. Raises AgentError after `patience` seconds of nothing else."""
         self._still_away(fault, patience)
-        gone = time.monotonic() - (self._away_since or 0.0)
-        pause = wait_before(1 + int(gone), fault.retry_after)
-        await asyncio.sleep(min(pause, max(_LONGEST, fault.retry_after or 0.0)))
+        pause = wait_before(1 + int(self._gone()), fault.retry_after)
+        if fault.retry_after is None:
+            pause = min(pause, _LONGEST, max(0.01, patience - self._gone()))
+        await asyncio.sleep(pause)
 
     @property
     def _address(self) -> str:
         return self._wire.secrets.address
 
-    def _left(self, patience: float) -> float:
-        """Seconds of patience that are left, at least a little."""
-        return max(0.01, patience - (time.monotonic() - (self._away_since or 0.0)))
+    def _gone(self) -> float:
+        """Seconds since the server was first found away."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     def _still_away(self, fault: Fault, patience: float) -> None:
-        now = time.monotonic()
         if self._away_since is None:
-            self._away_since = self._last_line = now
-            if patience > 0:
-                self._log(
-                    f"{self._address} does not answer ({fault.text}); waiting up to "
-                    f"{patience:.0f} s for it."
-                )
-        gone = now - self._away_since
+            self._away_since = time.monotonic()
+        gone = self._gone()
         if gone >= patience:
-            raise ServerAwayError(
+            raise AgentError(
                 f"{self._address} has not answered for {gone:.0f} s ({fault.text}); start it "
-                "again, and give the same command again: what was received is kept. "
-                "checker.patience says how long is waited."
+                "again, and give the same command again (checker.patience says how long is waited)."
             )
-        if now - self._last_line >= _EVERY:
-            self._last_line = now
+        if self._last_line is None and gone >= _BLINK:
+            self._last_line = time.monotonic()
+            self._log(
+                f"{self._address} does not answer ({fault.text}); waiting up to {patience:.0f} s."
+            )
+        elif self._last_line is not None and time.monotonic() - self._last_line >= _EVERY:
+            self._last_line = time.monotonic()
             self._log(f"{self._address} still does not answer, {gone:.0f} s now ({fault.text}).")
