@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -17,7 +18,14 @@ BLOCK = re.compile(r"```python\n# (\w+)\.py\n(.*?)```", re.DOTALL)
 def task_with(root, tmp_path, monkeypatch):
     text = (root / "docs" / "extending.md").read_text(encoding="utf-8")
     modules = dict(BLOCK.findall(text))
-    assert set(modules) == {"my_prompt", "my_checker", "my_backend", "my_policy"}
+    assert set(modules) == {
+        "my_prompt",
+        "my_checker",
+        "my_backend",
+        "my_policy",
+        "my_planner",
+        "my_entities",
+    }
     for name, code in modules.items():
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -70,3 +78,19 @@ def test_a_policy_of_one_s_own_is_compared_with_the_others(task_with, root, tmp_
     )
     evaluation = evaluate_run(config, baseline=True, log=lambda _: None)
     assert evaluation.policies == ["raw_question", "my_policy:SubgoalPolicy", "oracle"]
+
+
+def test_a_planner_and_an_entity_manager_of_one_s_own_play_the_rounds(task_with, tmp_path):
+    overrides = ["data.planner=my_planner:HopPlanner", "data.entities=my_entities:NoNames"]
+    task_with(*overrides)
+    metas = sorted((tmp_path / "outputs").rglob("meta.json"))
+    runs = [(m, json.loads(m.read_text(encoding="utf-8"))) for m in metas]
+    asked = [ref["subgoal"] for _, meta in runs for ref in meta["rounds"]]
+    assert asked and all(" Known: [" in subgoal for subgoal in asked)
+    answered = [(path, meta) for path, meta in runs if meta["final_answer"]]
+    assert answered
+    for path, meta in answered:
+        last = json.loads((path.parent / meta["rounds"][-1]["checkpoint"]).read_text())
+        important = [d for d in last["document_table"] if d["verdict"] == "IMPORTANT"]
+        assert meta["final_answer"] == important[-1]["title"] and len(important) >= 2
+        assert last["entity_table"] == []
