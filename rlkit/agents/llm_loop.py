@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from rlkit.errors import AgentError
+
 T = TypeVar("T")
 _PATIENCE = 5.0  # seconds that closing may take
 
@@ -45,6 +47,8 @@ class BackgroundLoop:
         future = self.submit(work)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise AgentError("the client was closed while a request was under way.") from None
         except BaseException:
             future.cancel()
             raise

@@ -35,7 +35,7 @@ class Presence:
 
     async def wait(self, fault: Fault, patience: float) -> None:
         """Return as soon as the server answers anything; one that does is not away at all, and
-        the fault was the request's own. Raises AgentError after `patience` seconds."""
+        the fault was the request's own. Raises ServerAwayError after `patience` seconds."""
         async with self._looking:
             pause = _FIRST
             while True:
@@ -48,7 +48,7 @@ class Presence:
 
     async def endure(self, fault: Fault, patience: float) -> None:
         """Return when it is time to ask again a server whose gateway says that it is away or
-        loading. Raises AgentError after `patience` seconds of nothing else."""
+        loading. Raises ServerAwayError after `patience` seconds of nothing else."""
         self._still_away(fault, patience)
         pause = wait_before(1 + int(self._gone()), fault.retry_after)
         if fault.retry_after is None:
@@ -68,7 +68,7 @@ class Presence:
             self._away_since = time.monotonic()
         gone = self._gone()
         if gone >= patience:
-            raise AgentError(
+            raise ServerAwayError(
                 f"{self._address} has not answered for {gone:.0f} s ({fault.text}); start it "
                 "again, and give the same command again (checker.patience says how long is waited)."
             )
