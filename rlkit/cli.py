@@ -47,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     merge.add_argument("--output-dir", type=Path, metavar="D", help="default: merged/ of the run")
 
     _command(commands, "check", _check, "look whether everything is there for a run")
+    judge = _command(commands, "check-judge", _check_judge, "measure how noisy the judge is")
+    judge.add_argument("--samples", type=int, default=50, metavar="N", help="documents labelled")
     collect = _command(commands, "collect", _collect, "play questions and record the rounds")
     collect.add_argument(
         "--policy",
@@ -58,6 +60,13 @@ def build_parser() -> argparse.ArgumentParser:
     collect.add_argument("--max-questions", type=int, metavar="N", help="data.max_questions")
     collect.add_argument("--output", type=Path, metavar="D", help="default: rounds/ of the run")
     _command(commands, "sft", _sft, "make the warm start: fine-tune on recorded actions")
+
+    serve = commands.add_parser("serve", help="serve a small chat model, with no GPU")
+    serve.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct")
+    serve.add_argument("--port", type=int, default=8000, metavar="P", help="0: any that is free")
+    serve.add_argument("--context", type=int, default=4096, metavar="N", help="tokens a request")
+    serve.add_argument("--parallel", type=int, default=2, metavar="N", help="requests at once")
+    serve.set_defaults(handler=_serve)
 
     report = commands.add_parser("report", help="write a run's HTML report")
     report.add_argument("run", help="a run's name, or the path of its folder")
@@ -197,6 +206,15 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if "fail" in levels else 0
 
 
+def _check_judge(options: argparse.Namespace) -> None:
+    config = _config(options)
+    from rlkit.results.judge_check import check_judge
+    from rlkit.results.judge_text import judge_text
+
+    check, path = check_judge(config, options.samples)
+    print(f"{judge_text(check)}\n\nkept in {path}")
+
+
 def _collect(options: argparse.Namespace) -> int:
     config = _config(options)
     from rlkit.practice.collect_run import collect_run
@@ -235,6 +253,15 @@ def _sft(options: argparse.Namespace) -> None:
     from rlkit.training.loop import sft_run
 
     print(f"warm start: {sft_run(config)}")
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from rlkit.deploy.serve import serve
+
+    serve(
+        options.model, port=options.port, context=options.context, parallel=options.parallel,
+        log=lambda line: print(line, flush=True),
+    )  # fmt: skip
 
 
 def _report(options: argparse.Namespace) -> None:
