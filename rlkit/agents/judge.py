@@ -140,7 +140,7 @@ class LLMChecker:
     def _cards(self, state: State, documents: Sequence[Document]) -> list[_Card]:
         language, limit = self._language_of(state), self.max_document_chars
         parts = {
-            "model": self._judge_name(),
+            "model": self.judge_name,
             "prompt": PROMPT_VERSION,
             "language": language,
             "max_document_chars": limit,
@@ -157,7 +157,8 @@ class LLMChecker:
     def _language_of(self, state: State) -> str:
         return dominant_language(state.question) if self.language == "auto" else self.language
 
-    def _judge_name(self) -> str:
+    @property
+    def judge_name(self) -> str:
         """The judge's name. Where the parameters name none, a server is looked for; without one,
         the name that it gave last holds, so that known verdicts can be replayed."""
         with self._looking:
