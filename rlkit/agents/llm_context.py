@@ -9,18 +9,18 @@ stand first, and what is asked stands last. The cut is marked, so that the model
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from rlkit.agents.prompt import Messages
 from rlkit.errors import AgentError
 
 MARK = " […] "
 MARGIN = 16  # tokens that stay free, for what a chat template may add
-SPARE = 1.1  # so much more is cut than the numbers say, since they are about the prompt as a whole
+SPARE = 0.1  # of what is cut or kept, whichever is less: how far our weights may mislead
 MIN_KEPT = 64  # characters of a message; one that would keep fewer is not cut but refused
 
 _TOO_LONG = re.compile(
@@ -47,7 +47,6 @@ _PROMPTS = [
         r"(?:resulted in|too long:|you requested) (?P<n>\d{1,9}) tokens",
     )
 ]
-_LIGHT = re.compile(r"[A-Za-z ]")
 _LIGHT_WEIGHT = 1 / 3.5  # tokens a Latin letter or blank; digits, signs and other scripts: up to 1
 
 
@@ -66,7 +65,9 @@ class Overflow:
 
     def __str__(self) -> str:
         at_least = "" if self.exact else "at least "
-        prompt = "a prompt" if self.prompt is None else f"a prompt of {at_least}{self.prompt}"
+        prompt = "a prompt"
+        if self.prompt is not None:
+            prompt = f"a prompt of {at_least}{self.prompt} tokens"
         limit = "the model's context" if self.limit is None else f"a context of {self.limit} tokens"
         return f"{prompt} for {limit}"
 
@@ -104,18 +105,18 @@ def shorten(
         raise refusal(overflow)
     max_tokens = max(1, min(max_tokens, overflow.limit // 2))
     budget = overflow.limit - max_tokens - MARGIN
-    weights = [sum(_weights(message["content"])) for message in messages]
-    if overflow.exact:
-        tokens = float(overflow.prompt or 0)
-    else:
-        tokens = max(float(overflow.prompt or 0), sum(weights))
+    weight = sum(float(_weights(message["content"]).sum()) for message in messages)
+    tokens = float(overflow.prompt or 0)
+    if not overflow.exact:
+        tokens = max(tokens, weight)
     messages = [dict(message) for message in messages]
     if tokens > budget:
         at = _longest(messages)
         if at is None:
             raise refusal(overflow)
-        too_much = (tokens - budget) * SPARE * sum(weights) / tokens
-        messages[at]["content"] = _without_middle(messages[at]["content"], too_much, overflow)
+        too_much = tokens - budget + SPARE * min(tokens - budget, budget)
+        text = messages[at]["content"]
+        messages[at]["content"] = _without_middle(text, too_much * weight / tokens, overflow)
     return messages, max_tokens
 
 
@@ -134,17 +135,20 @@ def _longest(messages: Messages) -> int | None:
 
 def _without_middle(text: str, too_much: float, overflow: Overflow) -> str:
     """The text without a middle that weighs `too_much`; head and tail keep equal weights."""
-    sums = list(accumulate(_weights(text), initial=0.0))
+    sums = np.concatenate([[0.0], np.cumsum(_weights(text))])  # sums[i] weighs text[:i]
     kept = sums[-1] - too_much - len(MARK)
-    head = bisect_left(sums, kept / 2)
-    tail = bisect_left(sums, sums[-1] - kept / 2)
+    head, tail = (int(i) for i in np.searchsorted(sums, [kept / 2, sums[-1] - kept / 2]))
     if kept <= 0 or head + len(text) - tail < MIN_KEPT:
         raise refusal(overflow)
     return f"{text[:head].rstrip()}{MARK}{text[tail:].lstrip()}"
 
 
-def _weights(text: str) -> list[float]:
-    return [_LIGHT_WEIGHT if _LIGHT.match(character) else 1.0 for character in text]
+def _weights(text: str) -> np.ndarray:
+    """Tokens that each character may be."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    folded = codes | 0x20  # upper case to lower case; the blank stays
+    light = (codes == 0x20) | ((folded >= ord("a")) & (folded <= ord("z")) & (codes < 0x80))
+    return np.where(light, _LIGHT_WEIGHT, 1.0)
 
 
 def _count(value: object) -> int | None:

@@ -99,7 +99,7 @@ class Secrets:
 
 def one_line(text: str, longest: int = 300) -> str:
     """Untrusted text as one line of at most `longest` characters, without control signs."""
-    text = _CONTROL.sub(" ", storable(text[: 4 * longest])).strip()
+    text = storable(_CONTROL.sub(" ", text[: 4 * longest])).strip()
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 

@@ -309,7 +309,7 @@ def test_a_prompt_that_is_too_long_is_shortened_once_by_the_servers_numbers(clie
 def test_a_prompt_that_stays_too_long_is_a_named_error(client):
     error = "request (3031 tokens) exceeds the available context size (1024 tokens), try more"
     with FaultServer([Answer(status=400, error=error)]) as server:
-        with pytest.raises(ContextLengthError, match="3031 for a context of 1024 tokens"):
+        with pytest.raises(ContextLengthError, match="3031 tokens for a context of 1024 tokens"):
             client(server.url).chat(LONG)
         assert len(server.requests) == 2
 
@@ -458,7 +458,7 @@ time.sleep(0.3)
 
 def run(script: str, url: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", script, url],
+        [sys.executable, "-W", "error", "-c", script, url],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
