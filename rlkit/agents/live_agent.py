@@ -9,15 +9,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rlkit.agents.live_prompts import AGAIN, VERSION, WHY
-from rlkit.agents.llm import ChatClient
+from rlkit.agents.llm import ChatClient, ServerReport
 from rlkit.agents.prompt import Messages
 from rlkit.library.tokenize import dominant_language
 from rlkit.rounds.tables import one_line
 
 Read = TypeVar("Read")
 SHOWN = 80  # characters of a reply in an error
+TOKENS_TO_THINK = 2048  # of a reply, more, where thinking cannot be switched off
 _probing = threading.Lock()
-_probed: weakref.WeakSet[ChatClient] = weakref.WeakSet()
+_probed: weakref.WeakKeyDictionary[ChatClient, ServerReport] = weakref.WeakKeyDictionary()
 
 
 class Unreadable(Exception):
@@ -49,24 +50,32 @@ class LiveAgent:
         Raises AgentError within seconds where they are not."""
         with _probing:
             if self.client not in _probed:
-                self.log(f"planner and entity manager: {self.client.probe()}")
-                _probed.add(self.client)
+                _probed[self.client] = self.client.probe()
+                self.log(f"planner and entity manager: {_probed[self.client]}")
 
     def language_of(self, question: str) -> str:
         """The language in which this question's prompts are."""
         return dominant_language(question) if self.language == "auto" else self.language
 
     def ask_until_read(
-        self, messages: Messages, read: Callable[[str], Read], language: str, **options: Any
+        self,
+        messages: Messages,
+        read: Callable[[str], Read],
+        language: str,
+        max_tokens: int,
+        schema: dict[str, Any],
     ) -> Read:
         """What `read` makes of the model's reply, or of its second one where it raises Unreadable
         at the first. Raises Unreadable again for the second, with the reply's beginning as its
         text, and AgentError where the server gives no reply."""
-        reply = self.client.chat(messages, **options)
+        report = _probed.get(self.client)
+        max_tokens += TOKENS_TO_THINK if report is not None and report.thinks else 0
+        reply = self.client.chat(messages, max_tokens=max_tokens, schema=schema)
         try:
             return read(reply.text)
         except Unreadable as first:
-            reply = self.client.chat(_once_more(messages, first.why, language), **options)
+            messages = _once_more(messages, first.why, language)
+            reply = self.client.chat(messages, max_tokens=max_tokens, schema=schema)
         try:
             return read(reply.text)
         except Unreadable as second:

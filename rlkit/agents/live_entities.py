@@ -32,7 +32,7 @@ from rlkit.rounds.state import DocumentRow, EntityRow, RoundFile, TargetRow
 from rlkit.rounds.tables import one_line
 
 KEYS = ("entities", "targets", "summaries")
-MAX_TOKENS = 1536  # of a reply
+MAX_TOKENS = 1024  # of a reply; of one that is cut off the complete rows count
 MAX_NAME, MAX_TEXT, MAX_SUMMARY = 120, 400, 240  # characters
 MAX_NEW_ENTITIES, MAX_NEW_TARGETS, MAX_ATTRIBUTES = 24, 4, 12  # a round; attributes an entity
 SHOWN_ENTITIES = 60  # the newest ones
@@ -75,9 +75,10 @@ class LLMEntityManager(LiveAgent):
         language = self.language_of(question)
         ids = {f"d{number}": item for number, item in enumerate(kept, start=1)}
         messages = self._messages(question, before, plan, ids, language)
-        options = {"max_tokens": MAX_TOKENS, "schema": UPDATE_SCHEMA}
         try:
-            update = self.ask_until_read(messages, read_update, language, **options)
+            update = self.ask_until_read(
+                messages, read_update, language, MAX_TOKENS, update_schema(len(kept))
+            )
         except Unreadable:
             return tables._replace(by_rules=True)
         return merged(before, plan, tables, ids, update)
@@ -250,35 +251,35 @@ def _text(value: Any, longest: int) -> str:
     return shorten(one_line(value), longest) if isinstance(value, str) else ""
 
 
-def _rows(properties: dict[str, Any]) -> dict[str, Any]:
-    row = {"type": "object", "properties": properties, "required": [*properties]}
-    return {"type": "array", "items": row | {"additionalProperties": False}}
+def update_schema(documents: int) -> dict[str, Any]:
+    """The JSON schema of an update for so many documents, for servers that enforce one. Texts and
+    lists have bounds, so that no model goes on for ever."""
+    text, name = _bounded(MAX_TEXT // 2), _bounded(MAX_NAME // 2)
+    ids = {"type": "array", "items": _bounded(4), "maxItems": documents}
+    facts = {"type": "object", "additionalProperties": name, "maxProperties": 4}
+    entity = {"name": name, "type": name, "attributes": facts, "documents": ids}
+    status = {"type": "string", "enum": ["open", "answered"]}
+    target = {"id": _bounded(8), "description": text, "status": status, "value": name}
+    lists = {
+        "entities": _rows(entity, 2 * documents + 4),
+        "targets": _rows(target | {"documents": ids}, 1 + MAX_NEW_TARGETS),
+        "summaries": _rows({"document": _bounded(4), "summary": text}, documents),
+    }
+    return _object(lists)
 
 
-_TEXT = {"type": "string"}
-_IDS = {"type": "array", "items": _TEXT}
-UPDATE_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "entities": _rows(
-            {
-                "name": _TEXT,
-                "type": _TEXT,
-                "attributes": {"type": "object", "additionalProperties": _TEXT},
-                "documents": _IDS,
-            }
-        ),
-        "targets": _rows(
-            {
-                "id": _TEXT,
-                "description": _TEXT,
-                "status": {**_TEXT, "enum": ["open", "answered"]},
-                "value": _TEXT,
-                "documents": _IDS,
-            }
-        ),
-        "summaries": _rows({"document": _TEXT, "summary": _TEXT}),
-    },
-    "required": [*KEYS],
-    "additionalProperties": False,
-}
+def _bounded(length: int) -> dict[str, Any]:
+    return {"type": "string", "maxLength": length}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+def _rows(properties: dict[str, Any], count: int) -> dict[str, Any]:
+    return {"type": "array", "items": _object(properties), "maxItems": count}

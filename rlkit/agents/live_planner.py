@@ -22,7 +22,8 @@ from rlkit.rounds.tables import one_line, render_tables
 
 MAX_SUBGOAL = 500  # characters
 MAX_ANSWER = 500
-MAX_TOKENS = 512  # of a reply
+MAX_SCHEMA_TEXT = 300  # characters that a schema allows, so that no model goes on for ever
+MAX_TOKENS = 384  # of a reply
 CHARS_PER_TOKEN = 4  # of scripts that part words by blanks
 
 
@@ -64,9 +65,9 @@ class LLMPlanner(LiveAgent):
         def read(text: str) -> Plan:
             return read_plan(text, may_search=left > 0)
 
-        options = {"max_tokens": MAX_TOKENS, "schema": plan_schema(may_search=left > 0)}
+        schema = plan_schema(may_search=left > 0)
         try:
-            return self.ask_until_read(messages, read, language, **options)
+            return self.ask_until_read(messages, read, language, MAX_TOKENS, schema)
         except Unreadable as error:
             raise AgentError(
                 f"the planner's model {self.client.model} was asked twice, and its reply cannot be "
@@ -99,11 +100,15 @@ class LLMPlanner(LiveAgent):
 
 def plan_schema(may_search: bool = True) -> dict[str, Any]:
     """The JSON schema of a plan, for servers that enforce one."""
-    text = {"type": "string"}
+    text = {"type": "string", "maxLength": MAX_SCHEMA_TEXT}
     strategies = [SEARCH, ANSWER] if may_search else [ANSWER]
     return {
         "type": "object",
-        "properties": {"strategy": {**text, "enum": strategies}, "subgoal": text, "answer": text},
+        "properties": {
+            "strategy": {"type": "string", "enum": strategies},
+            "subgoal": text,
+            "answer": text,
+        },
         "required": ["strategy", "subgoal", "answer"],
         "additionalProperties": False,
     }

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rlkit.agents.live_agent import Unreadable
-from rlkit.agents.live_planner import MAX_SUBGOAL, LLMPlanner, about_tokens, read_plan
+from rlkit.agents.live_agent import TOKENS_TO_THINK, Unreadable
+from rlkit.agents.live_planner import MAX_SUBGOAL, MAX_TOKENS, LLMPlanner, about_tokens, read_plan
 from rlkit.agents.live_prompts import AGAIN, WHY
 from rlkit.agents.planner import Plan, RulePlanner, build_planner
 from rlkit.config import RunConfig
@@ -237,3 +237,20 @@ def test_the_parameters_build_it():
     planner.client.close()
     with pytest.raises(ConfigError, match="made a range, which has no plan"):
         build_planner(build(data={"planner": f"{__name__}:no_planner"}), CORPUS)
+
+
+def test_a_model_that_cannot_stop_thinking_gets_room_to_think():
+    def script(body, n):
+        return Answer(f"<think>Well.</think>{SEARCH}")
+
+    with FaultServer(script) as server:
+        client, lines = client_of(server), []
+        for planner in (LLMPlanner(client, log=lines.append), LLMPlanner(client, log=lines.append)):
+            planner.prepare()
+        asked = len(server.requests)
+        assert planner.plan(QUESTION, history()) == Plan("SEARCH", "Find the maker")
+        assert asked == len(server.requests) - 1  # one probe, whoever asks through the client
+    assert server.requests[-1]["max_tokens"] == MAX_TOKENS + TOKENS_TO_THINK
+    (line,) = lines
+    assert line.startswith("planner and entity manager: toy at http://127.0.0.1")
+    assert "still thinks" in line
