@@ -35,7 +35,7 @@ __all__ = ["ChatClient", "ContextLengthError", "Limits", "Reply", "ServerReport"
 Log = Callable[[str], None]
 OnReply = Callable[[int, Reply | AgentError], None]
 _Arrivals = SimpleQueue[tuple[int, Any]]
-_LAST, _STOP = (-1, None), (-2, None)  # what `chat_each` is told in place of a reply
+_LAST = (-1, None)  # what `chat_each` is told when no more replies will come
 
 
 class ChatClient:
@@ -139,13 +139,13 @@ class ChatClient:
         def cancel() -> None:
             self._background.loop.call_soon_threadsafe(stop.set)
 
-        with held_interrupts(lambda: arrivals.put(_STOP)) as interrupted:
+        with held_interrupts(cancel) as interrupted:
             try:
-                _hand_over(arrivals, on_reply, cancel)
+                _hand_over(arrivals, on_reply)
             except BaseException as error:
                 cancel()
                 keep = isinstance(error, KeyboardInterrupt)
-                _hand_over(arrivals, on_reply if keep else _drop, cancel)
+                _hand_over(arrivals, on_reply if keep else _drop)
                 raise
         work.result()
         if interrupted.is_set():
@@ -202,12 +202,9 @@ class ChatClient:
             arrivals.put(_LAST)
 
 
-def _hand_over(arrivals: _Arrivals, on_reply: OnReply, cancel: Callable[[], None]) -> None:
+def _hand_over(arrivals: _Arrivals, on_reply: OnReply) -> None:
     while (item := arrivals.get()) is not _LAST:
-        if item is _STOP:
-            cancel()
-        else:
-            on_reply(*item)
+        on_reply(*item)
 
 
 def _drop(index: int, reply: Reply | AgentError) -> None:
