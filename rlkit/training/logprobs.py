@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from rlkit.training.attention import PackedGroup, PromptCache
 from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
 
-MAX_LOGITS = 2**23  # floats of one chunk of logits: 32 MiB in fp32; larger ones were no faster
+MAX_LOGITS = 2**20  # floats of one chunk of logits (4 MiB in fp32) ...
+LEAST_ROWS = 128  # ... but never fewer positions than a matrix product needs to be fast
 
 
 def group_log_probs(
@@ -30,7 +31,7 @@ def group_log_probs(
     *,
     mask: Tensor | None = None,
     temperature: float = 1.0,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
     prefix: PromptCache | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(K, C) log-probabilities and (K, C) entropies (nats, no gradient) of a group's actions.
@@ -43,7 +44,7 @@ def group_log_probs(
     _, head = decoder_and_head(model)
     hidden = _hidden_states(model, prompt, tokens, prefix)  # (K, C, D)
     flat, targets = hidden[mask], tokens[mask]  # (M, D), (M,)
-    size = max(1, max_logits // head.out_features)
+    size = max(1, (max_logits or _chunk_size(head.out_features)) // head.out_features)
     parts = []
     for start in range(0, max(len(flat), 1), size):
         rows, ids = flat[start : start + size], targets[start : start + size]
@@ -51,6 +52,10 @@ def group_log_probs(
     logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
     empty = logprobs.new_zeros(tokens.shape)
     return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies)
+
+
+def _chunk_size(vocabulary: int) -> int:
+    return max(MAX_LOGITS, LEAST_ROWS * vocabulary)
 
 
 def score_tokens(

@@ -23,6 +23,7 @@ from rlkit.training.adapters import (
     check_adapter,
     using_adapter,
 )
+from rlkit.training.mlp import keep_less
 from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import Precision, choose_precision
 from rlkit.training.sampling import sample_actions
@@ -100,6 +101,7 @@ def load_base_model(
         _keep_autograd_in_4bit(model)
     else:
         model.to(precision.device)
+    keep_less(model)
     config = model.config.get_text_config()
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(config, name, None) not in (None, 0, 1):
