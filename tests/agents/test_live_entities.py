@@ -7,12 +7,8 @@ import json
 import pytest
 
 from rlkit.agents.entities import ReadDocument, RuleEntityManager, build_entities
-from rlkit.agents.live_entities import (
-    MAX_ATTRIBUTES,
-    MAX_NEW_ENTITIES,
-    MAX_NEW_TARGETS,
-    LLMEntityManager,
-)
+from rlkit.agents.entity_updates import MAX_ATTRIBUTES, MAX_NEW_ENTITIES, MAX_NEW_TARGETS
+from rlkit.agents.live_entities import LLMEntityManager
 from rlkit.agents.planner import Plan
 from rlkit.config import RunConfig
 from rlkit.errors import AgentError, ConfigError
