@@ -164,15 +164,15 @@ class LLMChecker:
         with self._looking:
             if self._model is None:
                 try:
-                    self._model = self._probed().model
-                except AgentError:
+                    self._model = self._met(self._probed()).model
+                except AgentError as error:
                     self._model = self.cache.served_model(self.address)
                     if self._model is None:
-                        self._model = self._awaited().model
+                        self._model = self._met(self._awaited()).model
                     else:
                         self.log(
-                            f"no server answers; verdicts of {self._model}, which it served last, "
-                            "are taken from the cache"
+                            f"the judge: {error} Verdicts of {self._model}, which was served last, "
+                            "are taken from the cache."
                         )
             return self._model
 
@@ -188,15 +188,20 @@ class LLMChecker:
                 except AgentError as error:
                     self.log(f"the judge: {error}")
                     report = self._awaited()
-                self.log(f"the judge: {report}")
                 if report.model != self._model:
                     raise AgentError(
                         f"verdicts of {self._model} were taken from the cache, since no server "
                         f"answered, and now {report.model} is served; name the judge in "
                         "model.checker_model."
                     )
-                self._report = report
+                self._met(report)
             return self._report
+
+    def _met(self, report: ServerReport) -> ServerReport:
+        """Take note of the server that will be asked."""
+        self.log(f"the judge: {report}")
+        self._report = report
+        return report
 
     def _awaited(self) -> ServerReport:
         """What the probe finds once the server is there: a request waits for it."""

@@ -180,6 +180,8 @@ def test_a_document_is_judged_once_per_question_and_subgoal_ever(serving, checke
     assert again.check(replace(ASKED, state_id="q/other/7", round=3), NINE) == truth(NINE)
     assert again.check(ASKED, []) == {}
     assert len(server.requests) == requests and server.models_asked == 1  # not even a probe
+    assert checker(server.url, model=None, name="none.sqlite").check(ASKED, NINE) == truth(NINE)
+    assert server.models_asked == 2  # a name is found by the same probe
     again.check(replace(ASKED, subgoal="Find the town"), NINE[:1])
     again.check(replace(ASKED, question="Who sold Elm Row?"), NINE[:1])
     again.check(ASKED, [replace(NINE[0], title="Another title")])
@@ -211,7 +213,7 @@ def test_replaying_needs_no_server(serving, checker):
         assert replay.check(ASKED, NINE) == truth(NINE)
         with pytest.raises(AgentError, match="has not answered"):
             replay.check(ASKED, documents("good but new"))
-    assert "verdicts of toy, which it served last" in replay.said[0]
+    assert "Verdicts of toy, which was served last" in replay.said[0]
 
 
 def test_without_a_name_and_a_past_a_missing_server_is_an_error(checker):
