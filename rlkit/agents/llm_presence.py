@@ -14,6 +14,7 @@ from rlkit.errors import ServerAwayError
 _LOOK = 5.0  # seconds that a server has to list its models
 _FIRST, _LONGEST = 0.25, 5.0  # seconds between looks
 _BLINK = 0.5  # seconds; who is back sooner was not away
+_STILL = 1.0  # seconds for which a look at a server that was waited for in vain holds
 _EVERY = 60.0  # seconds between lines of the log
 
 
@@ -26,18 +27,29 @@ class Presence:
         self._looking = asyncio.Lock()
         self._away_since: float | None = None
         self._last_line: float | None = None  # None: nothing was said yet
+        self._given_up: tuple[float, Fault] | None = None  # when, and why
 
     def seen(self) -> None:
         """The server answered a request."""
         if self._last_line is not None:
             self._log(f"{self._address} is back after {self._gone():.0f} s; going on.")
-        self._away_since = self._last_line = None
+        self._away_since = self._last_line = self._given_up = None
+
+    async def before_asking(self, patience: float) -> None:
+        """Raise ServerAwayError if the server was waited for in vain and is still away, so that
+        the requests that are left do not each have to find that out in their own time."""
+        if self._given_up is not None and self._given_up[1].away:
+            await self.wait(self._given_up[1], patience)
 
     async def wait(self, fault: Fault, patience: float) -> None:
         """Return as soon as the server answers anything; one that does is not away at all, and
         the fault was the request's own. Raises ServerAwayError after `patience` seconds."""
         async with self._looking:
             pause = _FIRST
+            if self._given_up is not None and self._gone() >= patience:
+                looked, why = self._given_up
+                if time.monotonic() - looked < _STILL:
+                    raise self._gone_error(why)
             while True:
                 models = await self._wire.models(_LOOK)
                 if not isinstance(models, Fault) or not (models.away or models.gateway):
@@ -68,10 +80,8 @@ class Presence:
             self._away_since = time.monotonic()
         gone = self._gone()
         if gone >= patience:
-            raise ServerAwayError(
-                f"{self._address} has not answered for {gone:.0f} s ({fault.text}); start it "
-                "again, and give the same command again (checker.patience says how long is waited)."
-            )
+            self._given_up = time.monotonic(), fault
+            raise self._gone_error(fault)
         if self._last_line is None and gone >= _BLINK:
             self._last_line = time.monotonic()
             self._log(
@@ -80,3 +90,9 @@ class Presence:
         elif self._last_line is not None and time.monotonic() - self._last_line >= _EVERY:
             self._last_line = time.monotonic()
             self._log(f"{self._address} still does not answer, {gone:.0f} s now ({fault.text}).")
+
+    def _gone_error(self, fault: Fault) -> ServerAwayError:
+        return ServerAwayError(
+            f"{self._address} has not answered for {self._gone():.0f} s ({fault.text}); start it "
+            "again, and give the same command again (checker.patience says how long is waited)."
+        )

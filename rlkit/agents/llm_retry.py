@@ -142,6 +142,7 @@ class Requester:
         left alone for too long, or where it stayed away.
         """
         tries = 0
+        await self._presence.before_asking(limits.patience)
         while True:
             outcome = await attempt()
             if not isinstance(outcome, Fault):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -236,6 +237,24 @@ def test_patience_ends_once_for_all_and_the_log_tells_each_minute(client, monkey
     assert all(isinstance(reply, ServerAwayError) for reply in replies)
     assert "has not answered for 1 s" in str(replies[0])
     assert [line for line in client.lines if "still does not answer" in line]
+
+
+def test_a_server_that_hangs_costs_its_patience_once_and_is_asked_again_when_it_is_back(client):
+    with socket.socket() as deaf:  # takes connections and never answers
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(64)
+        port = deaf.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/v1"
+        chat = client(url, timeout=0.3, patience=1.0, concurrency=2, max_retries=9)
+        began = time.monotonic()
+        replies = chat.chat_many([HELLO] * 200)
+        assert time.monotonic() - began < 12.0  # each by itself would take 0.3 s and a look of 5 s
+    assert {type(reply) for reply in replies} == {ServerAwayError}
+    time.sleep(1.1)  # for a second, a look holds
+    server = FaultServer()
+    server.port = port
+    with server:
+        assert chat.chat(HELLO).text == "ok"
 
 
 def test_a_gateway_that_is_loading_is_waited_for_beyond_the_retries(client):
