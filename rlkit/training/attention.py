@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 
 NAME = "rlkit"
 
@@ -404,4 +405,13 @@ def decode(
     return merge(output_1, lse_1, output_2, lse_2)
 
 
+def padding_mask(attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+    """transformers' mask interface: a mask only where a caller's batch is padded, as in a plain
+    `model(input_ids, attention_mask=...)`; a call with a `group` has none and needs none."""
+    if attention_mask is None or bool(attention_mask.all()):
+        return None
+    return sdpa_mask(attention_mask=attention_mask, **options)
+
+
 AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, padding_mask)

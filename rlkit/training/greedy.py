@@ -35,9 +35,11 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
             end_ids=trainer.ends,
         )
         for i, ids in zip(part, sampled.rows(), strict=True):
-            scores += trainer.task.score(states[i], [decode(trainer.tokenizer, ids)])
-            kl += _kl_sum(trainer, prompts[i], ids)
-            tokens += len(ids)
+            (score,) = trainer.task.score(states[i], [decode(trainer.tokenizer, ids)])
+            scores.append(score)
+            if score.reward is not None:  # as in the loss: what cannot be scored counts nowhere
+                kl += _kl_sum(trainer, prompts[i], ids)
+                tokens += len(ids)
     names = ("important_rate", "discovery_rate", "invalid")
     parts = {name: mean([s.components.get(name) for s in scores]) for name in names}
     return {

@@ -112,6 +112,8 @@ def _hidden_states(
     """
     k, c = tokens.shape
     check_length(model, len(prompt), c)
+    if c == 0:
+        return torch.zeros(k, 0, model.config.get_text_config().hidden_size, device=tokens.device)
     device = tokens.device
     decoder, _ = decoder_and_head(model)
     if not decoder.is_activation_checkpointing:

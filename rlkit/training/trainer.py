@@ -25,7 +25,7 @@ from rlkit.training.attention import PromptCache
 from rlkit.training.checkpointing import arithmetic
 from rlkit.training.gradients import assert_gradients, clip_gradients, trainable, without_dropout
 from rlkit.training.greedy import greedy_evaluation
-from rlkit.training.grpo import group_loss, k3
+from rlkit.training.grpo import group_loss
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics, task_metrics
 from rlkit.training.prefix import decoder_and_head, read_prompts
@@ -207,20 +207,7 @@ class GRPOTrainer:
                 assert_gradients(self.model)
                 self._checked = True
         stats = {**loss.stats, "total": float(loss.total.detach()), "denominator": loss.denominator}
-        return stats | self._distances(group, logp.detach())
-
-    def _distances(self, group: Group, logp: Tensor) -> dict[str, float]:
-        """Sums over the sampled tokens: k3 to the reference, entropy, and the difference between
-        the log-probabilities of sampling (cached decoding) and of the policy pass."""
-        real = group.sampled.mask
-        sums = {
-            "real_tokens": float(real.sum()),
-            "entropy": float(group.entropy[real].sum()),
-            "sampling_difference": float((logp - group.sampled.logprobs)[real].abs().sum()),
-        }
-        if group.ref_logp is not None:
-            sums["kl"] = float(k3((group.ref_logp - logp)[real]).sum())
-        return sums
+        return stats
 
     def log_probs(
         self,
@@ -250,10 +237,11 @@ class GRPOTrainer:
         """Divide the summed gradients by their denominators, clip, and step. Where no action
         counted, nothing moves, AdamW's momentum included."""
         rate, norm = learning_rate(self.settings, self.progress.moves, self.planned_moves), 0.0
+        for parameter in self.parameters.values():
+            if parameter.grad is None:  # nothing to learn: a zero gradient, not a missing one
+                parameter.grad = torch.zeros_like(parameter)
         if self.progress.denominator:
             for parameter in self.parameters.values():
-                if parameter.grad is None:  # flat groups alone: a zero gradient, not a missing one
-                    parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.div_(self.progress.denominator)
             norm = clip_gradients(self.model, self.settings.max_grad_norm)
             for settings in self.optimizer.param_groups:

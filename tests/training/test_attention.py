@@ -91,6 +91,24 @@ def test_prompts_of_unequal_length_decode_as_if_each_were_alone():
         assert sample_actions(model, [prompt], 1, 12, end_ids=[2]).rows()[0] == row
 
 
+@pytest.mark.parametrize("kind", ["full", "window 4"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_plain_call_with_padding_gives_each_row_its_own_logits(kind, side):
+    """What `model.generate`, or a user, calls: no group, a batch, and its attention mask."""
+    model = in_float64(tiny_base() if kind == "full" else sliding_gemma(4))
+    rows = [list(range(5, 15)), list(range(20, 26))]
+    ids, mask = torch.zeros(2, 10, dtype=torch.long), torch.zeros(2, 10, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(10 - len(row), 10) if side == "left" else slice(0, len(row))
+        ids[i, where], mask[i, where] = torch.tensor(row), 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+        for i, row in enumerate(rows):
+            alone = model(input_ids=torch.tensor([row])).logits[0]
+            torch.testing.assert_close(logits[i][mask[i] == 1], alone, atol=1e-10, rtol=0)
+
+
 def test_every_action_begins_behind_the_prompt():
     positions = PackedGroup(prompt_length=3, actions=2, length=2).position_ids(torch.device("cpu"))
     assert positions.tolist() == [[0, 1, 2, 3, 4, 3, 4]]

@@ -71,6 +71,11 @@ def test_actions_of_one_token_are_predicted_by_the_prompt_alone():
     torch.testing.assert_close(logp.detach()[:, 0], expected[[2, 7]], atol=1e-10, rtol=0)
 
 
+def test_actions_without_tokens_have_log_probabilities_without_numbers():
+    logp, entropy = group_log_probs(tiny_base(), PROMPT, torch.zeros(3, 0, dtype=torch.long))
+    assert logp.shape == entropy.shape == (3, 0)
+
+
 def test_entropy_is_that_of_the_tempered_distribution():
     model = tiny_base().double()
     tokens = torch.tensor([[9, 8]])
