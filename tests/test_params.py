@@ -56,6 +56,13 @@ def test_2wiki_takes_rounds_of_one_clue():
     assert config.data.split != "hard_first"
 
 
+def test_live_is_judged_by_a_model_on_this_machine_for_at_least_five_steps():
+    config = RunConfig.load(PARAMS / "live.yaml")
+    assert (config.checker.kind, config.data.source) == ("llm", "demo")
+    assert config.model.vllm_base_url == "http://127.0.0.1:8000/v1"  # where `serve` listens
+    assert config.training.num_epochs * config.training.steps_per_epoch >= 5
+
+
 def test_qwen3_8b_is_the_defaults_but_for_the_data():
     config = RunConfig.load(PARAMS / "qwen3-8b.yaml")
     assert differing(config, RunConfig()) == {"run_name", "data"}
