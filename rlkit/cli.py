@@ -163,7 +163,7 @@ def _eval(options: argparse.Namespace) -> None:
         from rlkit.results.team_run import compare_teams
 
         teams = compare_teams(config, **chosen, progress=_now_and_then())
-        print(teams.table().to_string())
+        print(f"{teams.table().to_string()}\n\n{teams.differences_table().to_string(index=False)}")
         return
     from rlkit.results.compare import evaluate_run
 
