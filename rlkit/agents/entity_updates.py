@@ -158,8 +158,10 @@ def _known(name: Any, docids: Mapping[str, str]) -> str | None:
 
 
 def _text(value: Any, longest: int) -> str:
-    """A text of the reply as one line without control signs; empty where it is none."""
-    return shorten(one_line(value), longest) if isinstance(value, str) else ""
+    """A text of the reply as one line without control signs; empty where it is none, or says
+    nothing, such as the `...` of a form that was copied."""
+    text = shorten(one_line(value), longest) if isinstance(value, str) else ""
+    return text if any(sign.isalnum() for sign in text) else ""
 
 
 def update_schema(documents: int) -> dict[str, Any]:

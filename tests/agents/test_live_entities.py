@@ -20,7 +20,7 @@ from tests.agents.live_toys import CORPUS, client_of
 QUESTION = "Where was the maker of Elm Row born?"
 PLAN = Plan("SEARCH", "Find the maker")
 GOLD = Document("doc-1", "Elm Row", "Elm Row was built by Ada Holt in Port Alden.")
-NEAR = Document("doc-2", "Oak End", "Oak End is like Elm Row, said Bo Lee.")
+NEAR = Document("doc-2", "Oak End", "Oak End is like Elm Row, said Bo Lee ...")
 REST = Document("doc-3", "Rest", "Nothing of use by Cy Dee.")
 LOST = Document("doc-4", "Lost", "Nobody judged Di Fay.")
 READ = [
@@ -156,6 +156,7 @@ def test_ids_that_do_not_exist_and_names_that_nobody_showed_are_left_out():
         {"name": "Napoleon", "type": "person", "documents": ["d1"]},
         {"name": "Di Fay", "documents": ["d1"]},
         {"name": "", "type": "person"},
+        {"name": "...", "type": "...", "attributes": {"...": "..."}, "documents": ["d1"]},
         {"name": ["Bo Lee"]},
         "Bo Lee",
     ]
@@ -164,6 +165,7 @@ def test_ids_that_do_not_exist_and_names_that_nobody_showed_are_left_out():
         {"id": "t9", "description": "Where Bo Lee lives", "status": "done", "documents": ["d8"]},
         {"id": {"a": 1}, "status": "answered", "value": "x"},
         {"id": "t1", "status": "answered", "value": ["Trent"]},
+        {"id": "t1", "description": "...", "status": "answered", "value": "..."},
     ]
     summaries = [
         {"document": "d3", "summary": "no such document"},
