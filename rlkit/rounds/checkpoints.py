@@ -163,10 +163,10 @@ class RLCheckpointLoader:
         return self._capped(states, report)
 
     def _is_usable(self, ref: RoundRef, clues: Sequence[str], report: ScanReport) -> bool:
-        if ref.strategy != SEARCH:
-            report.not_search += 1
-        elif ref.failed is not None:
+        if ref.failed is not None:  # also where the planner failed, and there is no strategy
             report.failed_rounds += 1
+        elif ref.strategy != SEARCH:
+            report.not_search += 1
         elif len(clues) < self.min_clues_per_round:
             report.too_few_clues += 1
         else:

@@ -1,16 +1,16 @@
 """The policy, how it is sampled, and how GRPO and SFT move it.
 
-    policy.py, models.py, adapters.py, precision.py, text.py   a model with its LoRA adapter
-    attention.py, prefix.py     a prompt read once, and what attends to it
-    sampling.py, decoding.py    K actions behind it, token by token
-    logprobs.py                 their log-probabilities, in one pass
-    rollout.py, advantages.py, credit.py   a group, and what each of its tokens is credited with
-    grpo.py                     the formulas of the losses
-    trainer.py, gradients.py, schedule.py, greedy.py   one step, and the optimiser's move
-    loop.py, metrics.py, alarms.py, monitor.py         a run, and what it says of itself
-    checkpointing.py, resume.py                        kept, and taken up again bit for bit
-    stored.py, replay.py        stored actions under other losses, with no new sampling
-    sft.py                      the warm start
+policy.py, models.py, adapters.py, precision.py, text.py   a model with its LoRA adapter
+attention.py, prefix.py     a prompt read once, and what attends to it
+sampling.py, decoding.py    K actions behind it, token by token
+logprobs.py                 their log-probabilities, in one pass
+rollout.py, advantages.py, credit.py   a group, and what each of its tokens is credited with
+grpo.py                     the formulas of the losses
+trainer.py, gradients.py, schedule.py, greedy.py   one step, and the optimiser's move
+loop.py, metrics.py, alarms.py, monitor.py         a run, and what it says of itself
+checkpointing.py, resume.py                        kept, and taken up again bit for bit
+stored.py, replay.py        stored actions under other losses, with no new sampling
+sft.py                      the warm start
 """
 
 import warnings

@@ -40,6 +40,12 @@ def test_only_search_rounds_with_enough_clues_that_did_not_fail_are_kept(tmp_pat
     assert [state.state_id for state in kept] == ["q1/run_001/1", "q2/run_001/1"]
 
 
+def test_a_round_whose_planner_failed_has_no_strategy_and_counts_as_failed(tmp_path):
+    write_run(tmp_path, "q1", refs=[ref(1), ref(2, strategy="", failed="no plan"), ref(3)])
+    report = loader(tmp_path).load_data()
+    assert (report.not_search, report.failed_rounds, report.samples) == (0, 1, 2)
+
+
 def test_the_cap_per_question_is_a_seeded_choice(tmp_path):
     for _ in range(4):
         write_run(tmp_path, "q1")
