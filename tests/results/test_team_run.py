@@ -16,6 +16,7 @@ from rlkit.results.team_run import compare_teams, identity
 from rlkit.results.teams import load_teams
 from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.run import Run
+from rlkit.training.loop import prepare_data
 from rlkit.training.policy import load_tokenizer
 from rlkit.training.text import token_counter
 from tests.agents.fault_server import Answer, FaultServer
@@ -118,6 +119,26 @@ def test_eval_teams_takes_the_policies_by_name_and_prints_the_table(root, capsys
     out = capsys.readouterr().out
     assert "served Executor" in out and "Discovery after round 1" in out
     assert load_teams(root / "debug" / "teams.json").facts["questions"] == 2
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_collect_lets_the_served_executor_record_rounds(by_name, tmp_path, capsys):
+    with FaultServer(write_names, models=["merged"]) as server:
+        changes = [FEW, f"output_root={tmp_path}", f"executor.served_url={server.url}"]
+        named = ["--policy", "served"] if by_name else []
+        changes += [] if by_name else ["data.collectors=[served]"]
+        arguments = ["collect", "--params", "params/debug.yaml", *named]
+        assert cli.main([*arguments, "--set", *changes]) == 0
+        assert any(is_prompt(body) for body in server.requests)
+    assert "served: 12 of 12 questions played" in capsys.readouterr().out
+
+
+def test_training_records_its_own_rounds_with_the_served_executor(tmp_path):
+    with FaultServer(write_names, models=["merged"]) as server:
+        changes = [FEW, f"output_root={tmp_path}", f"executor.served_url={server.url}"]
+        given = RunConfig.load("params/debug.yaml", [*changes, "data.collectors=[served]"])
+        task = prepare_data(given, Run.open(given), log=lambda _: None)
+    assert task.states("train")
 
 
 def test_a_team_is_known_by_its_adapter(tmp_path):
