@@ -4,7 +4,7 @@ Registered with transformers under the name `rlkit`; a model loaded with that na
 any causal model until a call brings a `group`, which says what the tokens of the call are:
 
 - `PromptCache`: the first P - 1 tokens of each prompt. Their keys and values are kept, and the
-  pass ends in the last layer as soon as it has them: nothing else of it is needed.
+  pass ends in the last layer where its attention would begin: no more of it is needed.
 - `PackedGroup`: one row [prompt, a_1, ..., a_K], or [last prompt token, a_1, ..., a_K] behind a
   `PromptCache`. Each action attends to the prompt and to itself, as if it stood alone behind it.
 - `DecodingCache`: one new token of every row; the prompts' keys and values are kept once a
@@ -12,7 +12,8 @@ any causal model until a call brings a `group`, which says what the tokens of th
 
 An action's attention has two parts, on the prompt and on itself. Each is computed by itself, for
 the prompt with the queries of all actions at once, and the two are merged by their log-sum-exps
-(`merge`); no mask or score matrix of the whole row is built.
+(`merge`); no mask of the whole row is built, and on a CPU without a sliding window no scores are
+kept. (A `group` here says what a call's tokens are; a group of actions is `rollout.Group`.)
 
 Shape letters: B prompts, K actions a prompt, P prompt tokens, C action tokens, T tokens of a row
 so far, S keys, H query heads, J key heads, G = H / J query heads a key head, D head size.
@@ -27,6 +28,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
+
+from rlkit.errors import ModelError
 
 NAME = "rlkit"
 
@@ -89,7 +92,7 @@ class DecodingCache:
     def __post_init__(self) -> None:
         self.longest = int(self.prompt_lengths.max())
         self.padded = bool((self.prompt_lengths != self.longest).any())
-        self._bias: dict[Any, Tensor | None] = {}
+        self._bias: dict[int | None, Tensor] = {}  # by window, for one token
 
     def position_ids(self) -> Tensor:
         """(B * K, 1), before the start (B, 1): the position of the next token of every row."""
@@ -101,6 +104,7 @@ class DecodingCache:
         """The token of the call is in; the next one comes behind it."""
         self.length += self.started
         self.started = True
+        self._bias = {window: b for window, b in self._bias.items() if window is None}
 
     def join_prompt(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Put (B, J, 1, D) of the last prompt tokens behind each prompt's others."""
@@ -136,20 +140,15 @@ class DecodingCache:
         position = self.longest + self.length if self.started else self.longest - 1
         if not self.padded and (window is None or window > position):
             return None
-        if window is None:
-            name: Any = None
-        else:
-            name = (window, self.length, self.started)
-        if name not in self._bias:
+        if window not in self._bias:
             steps = torch.arange(self.longest, device=like.device)[None]
             lengths = self.prompt_lengths[:, None]
             hidden = steps >= lengths
             if window is not None:
                 now = lengths + self.length if self.started else lengths - 1
                 hidden = hidden | (now - steps >= window)
-            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-            self._bias = {name: bias.masked_fill(hidden, hidden_score(like))[:, None, None]}
-        return self._bias[name]
+            self._bias[window] = _bias(hidden, like)[:, None, None]
+        return self._bias[window]
 
 
 def attention_forward(
@@ -166,13 +165,16 @@ def attention_forward(
     **kwargs,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (B, H, T, D) queries to (B, T, H, D) outputs."""
-    if softcap is not None:
-        raise ValueError("attention scores with a soft cap (Gemma 2) are not supported")
+    if softcap is not None or kwargs.get("s_aux") is not None:
+        raise ModelError(
+            "this model's attention has a soft cap (Gemma 2) or sinks (gpt-oss), which rlkit's "
+            "does not compute; choose another model."
+        )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if isinstance(group, PackedGroup):
         output = _packed(query, key, value, scale, group, sliding_window, module.layer_idx)
     elif isinstance(group, DecodingCache):
-        output = decode(query, key, value, scale, group, sliding_window, module.layer_idx)
+        output = decode_attention(query, key, value, scale, group, sliding_window, module.layer_idx)
     else:
         if isinstance(group, PromptCache):
             group.layers[module.layer_idx] = (key, value)
@@ -326,16 +328,16 @@ def _causal(
 ) -> Tensor:
     """Plain causal attention; right padding needs no mask, since nothing real looks right.
 
-    One query alone is the last token, and sees every key.
+    The queries are the last tokens of the keys: all of them, or those behind a user's own cache.
     """
-    length = query.shape[2]
-    if mask is None and window is not None and window < key.shape[2]:
-        if length == 1:
-            key, value = key[:, :, -window:], value[:, :, -window:]
-        else:
-            steps = torch.arange(length, device=query.device)
-            distance = steps[:, None] - steps[None, :]
-            mask = (distance >= 0) & (distance < window)
+    length, keys = query.shape[2], key.shape[2]
+    if mask is None and length == 1:
+        start = 0 if window is None else max(0, keys - window)
+        key, value = key[:, :, start:], value[:, :, start:]
+    elif mask is None and (keys > length or (window is not None and window < keys)):
+        position = torch.arange(keys - length, keys, device=query.device)  # of the queries
+        distance = position[:, None] - torch.arange(keys, device=query.device)
+        mask = distance >= 0 if window is None else (distance >= 0) & (distance < window)
     return nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -373,7 +375,7 @@ def _packed(
     return torch.cat([prompt, output.reshape(1, heads, k * c, size)], dim=2)
 
 
-def decode(
+def decode_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

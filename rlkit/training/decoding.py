@@ -1,9 +1,10 @@
 """One more token of every row, through the layers of a Llama-like model without module calls.
 
 At a few rows a token the arithmetic of a layer is small, and half of the time goes into the calls
-around it: modules, hooks, adapters' bookkeeping. `PlainDecoder` reads the weights once and does
-the same arithmetic in straight code. It serves the layers listed in `LAYERS`, with plain or LoRA
-linear layers; for every other model `PlainDecoder.of` is None, and decoding calls the modules.
+around it: modules, hooks, adapters' bookkeeping. `PlainDecoder` reads the weights once and
+computes the same in straight code (in bfloat16 up to rounding). It serves the layers listed in
+`LAYERS`, with plain or LoRA linear layers; for every other model `PlainDecoder.of` is None, and
+decoding calls the modules.
 
 Shape letters: N rows, H query heads, J key heads, D head size, E hidden size, R rank of LoRA.
 """
@@ -19,7 +20,7 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm
 
-from rlkit.training.attention import DecodingCache, decode
+from rlkit.training.attention import DecodingCache, decode_attention
 from rlkit.training.prefix import decoder_and_head
 
 # Layers of transformers that are: norm, attention, add, norm, gated MLP, add.
@@ -92,7 +93,7 @@ class PlainLayer:
         q, k, v, o, gate, up, down = (Projection.of(module) for module in names)
         if None in (q, k, v, o, gate, up, down):
             return None
-        if type(layer).__name__ == "MistralDecoderLayer":
+        if type(layer).__name__ == "MistralDecoderLayer":  # its attention does not keep it
             window = getattr(config, "sliding_window", None)
         else:
             window = getattr(attention, "sliding_window", None)
@@ -133,9 +134,11 @@ class PlainDecoder:
             m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook")
             for m in decoder.modules()
         )
-        layers = [PlainLayer.of(layer, config) for layer in decoder.layers]
+        layers = [PlainLayer.of(layer, config) for layer in getattr(decoder, "layers", [])]
+        if hooked or not layers or None in layers:
+            return None
         table = decoder.embed_tokens
-        if hooked or None in layers or type(table) is not nn.Embedding:
+        if type(table) is not nn.Embedding:
             return None
         size = decoder.layers[0].self_attn.head_dim
         return cls(table.weight, decoder.rotary_emb, layers, decoder.norm, size)
@@ -161,7 +164,7 @@ class PlainDecoder:
         if layer.query_norm is not None:
             q, k = _norm(layer.query_norm, q), _norm(layer.key_norm, k)
         q, k = _rotate(q, cosine, sine), _rotate(k, cosine, sine)
-        heads = decode(
+        heads = decode_attention(
             q[:, :, None], k[:, :, None], v[:, :, None], layer.scale, cache, layer.window, index
         )
         return layer.output(heads.reshape(len(x), -1))

@@ -14,8 +14,10 @@ from rlkit.errors import ModelError
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Training mode (which gradient checkpointing needs) with every dropout off."""
-    model.train()
+    """A pass without dropout: in evaluation mode, or, where gradient checkpointing needs training
+    mode, with every dropout module off. The model is left in evaluation mode."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model.train(bool(getattr(base, "is_activation_checkpointing", False)))
     dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     for module in dropouts:
         module.eval()

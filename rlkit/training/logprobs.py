@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlkit.errors import ModelError
 from rlkit.training.attention import PackedGroup, PromptCache
 from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
 
@@ -54,6 +55,30 @@ def group_log_probs(
     return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies)
 
 
+@torch.no_grad()
+def check_sharing(model: nn.Module) -> None:
+    """Raise ModelError where actions behind a shared prompt are not what they are alone: recurrent
+    layers beside attention, scaled logits, and whatever else the engine does not know of.
+
+    The two differ by rounding: below 1e-4 nat in float32, on average below 0.1 in 16 bits.
+    """
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    ids = torch.arange(9, device=next(model.parameters()).device) * 7 % vocabulary
+    prompt, tokens = ids[:6].tolist(), torch.stack([ids[6:], ids[:3]])
+    shared, _ = group_log_probs(model, prompt, tokens)
+    rows = torch.cat([ids[:6].expand(2, -1), tokens], dim=1)
+    logits = model(input_ids=rows, use_cache=False).logits[:, 5:-1].float()
+    alone = torch.log_softmax(logits, -1).gather(2, tokens[..., None])[..., 0]
+    difference = float((shared.float() - alone).abs().mean())
+    bound = 0.01 if next(model.parameters()).dtype == torch.float32 else 0.5
+    if not difference < bound:
+        raise ModelError(
+            f"{type(model).__name__} gives actions behind a shared prompt other log-probabilities "
+            f"than alone (by {difference:.2g} nat on average), so it cannot be trained here; "
+            "choose another model."
+        )
+
+
 def _chunk_size(vocabulary: int) -> int:
     return max(MAX_LOGITS, LEAST_ROWS * vocabulary)
 
@@ -76,8 +101,8 @@ def score_tokens(
 class _TokenScore(torch.autograd.Function):
     """log softmax(h W^T / T) at the targets, whose gradient is found together with the value.
 
-    d logp / d h = (W[target] - sum_v p_v W[v]) / T does not depend on what comes behind, so (M, D)
-    of it are kept and the (M, V) logits are not; the backward pass computes no logits again.
+    d logp / d h = -sum_v (p_v - [v = target]) W[v] / T does not depend on what comes behind, so
+    (M, D) of it are kept and the (M, V) logits are not; backward computes no logits again.
     """
 
     @staticmethod
@@ -90,9 +115,9 @@ class _TokenScore(torch.autograd.Function):
         lse = highest + total.log()
         logprobs = (logits.gather(1, targets[:, None]) - lse)[:, 0]
         entropy = (lse - logits.mul_(exp).sum(dim=-1, keepdim=True) / total)[:, 0]
-        if ctx.needs_input_grad[0]:
-            mean = exp.div_(total).to(weight.dtype) @ weight  # (M, D)
-            ctx.save_for_backward((weight[targets] - mean).div_(temperature))
+        if ctx.needs_input_grad[0]:  # p - onehot is exact before rounding, also where p is near 1
+            exp.div_(total).scatter_add_(1, targets[:, None], -torch.ones_like(lse))
+            ctx.save_for_backward((exp.to(weight.dtype) @ weight).div_(-temperature))  # (M, D)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -113,7 +138,8 @@ def _hidden_states(
     k, c = tokens.shape
     check_length(model, len(prompt), c)
     if c == 0:
-        return torch.zeros(k, 0, model.config.get_text_config().hidden_size, device=tokens.device)
+        weight = decoder_and_head(model)[1].weight
+        return weight.new_zeros(k, 0, weight.shape[1])
     device = tokens.device
     decoder, _ = decoder_and_head(model)
     if not decoder.is_activation_checkpointing:
@@ -155,8 +181,9 @@ def get_token_log_probs(
     """
     result = torch.zeros(input_ids.shape[0], input_ids.shape[1] - 1, device=input_ids.device)
     rows = []
+    ends_too = tokenizer.pad_token_id == getattr(tokenizer, "eos_token_id", None)
     for ids in input_ids:
-        real = _real_span(ids, tokenizer.pad_token_id)
+        real = _real_span(ids, tokenizer.pad_token_id, ends_too)
         logits = model(input_ids=ids[real][None], use_cache=False).logits[0, :-1]
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         logprobs = torch.log_softmax(wide, -1).gather(1, ids[real][1:, None])[:, 0]
@@ -164,14 +191,14 @@ def get_token_log_probs(
     return torch.stack(rows) if rows else result
 
 
-def _real_span(ids: Tensor, pad: int) -> slice:
-    """The part of a row between left and right padding; an end token that is also the padding
-    token (as in SmolLM2) is kept once."""
+def _real_span(ids: Tensor, pad: int, ends_too: bool) -> slice:
+    """The part of a row between left and right padding. Where padding is also the end token (as
+    in SmolLM2), the first one behind the text is taken for its end."""
     real = (ids != pad).nonzero()[:, 0]
     if len(real) == 0:
         return slice(0, len(ids))
-    stop = int(real[-1]) + 1
-    return slice(int(real[0]), min(stop + 1, len(ids)))
+    stop = int(real[-1]) + 1 + ends_too
+    return slice(int(real[0]), min(stop, len(ids)))
 
 
 def compute_sequence_log_prob(log_probs: Tensor, token_ids: Tensor) -> Tensor:

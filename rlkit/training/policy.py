@@ -23,6 +23,7 @@ from rlkit.training.adapters import (
     check_adapter,
     using_adapter,
 )
+from rlkit.training.logprobs import check_sharing
 from rlkit.training.mlp import keep_less
 from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import Precision, choose_precision
@@ -109,6 +110,7 @@ def load_base_model(
                 f"{base_path} caps or scales its logits ({name}: Gemma 2, Granite, Cohere), which "
                 "is not supported; choose another model."
             )
+    check_sharing(model)
     if tokenizer.eos_token_id is None:  # warm-start examples end with it
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_ids(model, tokenizer)[0])
     if tokenizer.pad_token_id is None:

@@ -1,12 +1,13 @@
 """Reading prompts once: the keys and values that everything behind a prompt attends to.
 
 Only a prompt's last token predicts anything, so the others are read for their keys and values
-alone, and the last layer stops as soon as it has computed its own.
+alone, and the last layer ends where its attention would begin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,24 @@ def check_length(model: nn.Module, prompt: int, action: int) -> None:
             f"{limit} tokens that the model can read; lower executor.max_prompt_tokens or "
             "grpo.max_new_tokens."
         )
+    _check_long_rope(model.config.get_text_config(), prompt + action)
+
+
+def _check_long_rope(config: Any, length: int) -> None:
+    """Raise ModelError where rotations would differ between a prompt and what stands behind it:
+    with `longrope` they depend on the longest position of a call."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return
+    limit = rope.get("original_max_position_embeddings") or getattr(
+        config, "original_max_position_embeddings", None
+    )
+    if limit and length > limit:
+        raise ModelError(
+            f"this model changes its rotary positions beyond {limit} tokens (longrope), and prompt "
+            f"and action have up to {length}; lower executor.max_prompt_tokens or "
+            "grpo.max_new_tokens."
+        )
 
 
 def read_prompts(model: nn.Module, prompts: Sequence[Sequence[int]]) -> PromptCache | None:
@@ -50,8 +69,11 @@ def read_prompts(model: nn.Module, prompts: Sequence[Sequence[int]]) -> PromptCa
     try:
         decoder(input_ids=ids, position_ids=positions, use_cache=False, group=cache)
     except PromptRead:
-        return cache
-    raise ModelError(
-        f"the attention of {type(decoder).__name__} does not pass through rlkit's, so a prompt "
-        "cannot be shared; load the model with rlkit.training.policy.load_model_with_lora."
-    )
+        pass
+    if len(cache.layers) != cache.last_layer + 1:
+        raise ModelError(
+            f"not every layer of {type(decoder).__name__} is attention that passes through "
+            "rlkit's (hybrid and recurrent models are not supported), so a prompt cannot be "
+            "shared; choose another model, loaded by rlkit.training.policy.load_model_with_lora."
+        )
+    return cache

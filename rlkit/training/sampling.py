@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlkit.errors import ModelError
 from rlkit.training.attention import DecodingCache, PromptCache
 from rlkit.training.decoding import PlainDecoder
 from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
@@ -65,6 +66,11 @@ def pick(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, T
     weights = (scores - scores.amax(dim=-1, keepdim=True)).exp()
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
+    if not bool(torch.isfinite(total).all()):
+        raise ModelError(
+            "the model's logits are not finite, so no token can be sampled; set model.dtype to "
+            "float32 or bfloat16, or look at the adapter."
+        )
     # rounding may lift u * total to total, which no cumulative sum exceeds
     highest = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniform.to(cumulative)[:, None] * total, highest)
@@ -159,7 +165,10 @@ def generate_with_log_probs(
     state_id: str = "",
     visit: int = 0,
 ) -> SampledActions:
-    """Sample `actions` completions of one prompt `input_ids` (P,) or (1, P), with log-probs."""
+    """Sample `actions` completions of one prompt `input_ids` (P,) or (1, P), with log-probs.
+
+    Without `end_ids` none ends before `max_new_tokens`.
+    """
     prompt = input_ids.reshape(-1).tolist()
     uniforms = uniform_numbers(seed, state_id, visit, actions, max_new_tokens)
     return sample_actions(

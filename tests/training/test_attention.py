@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 
+from rlkit.errors import ModelError
 from rlkit.training import attention
 from rlkit.training.attention import DecodingCache, PackedGroup
 from rlkit.training.gradients import trainable, without_dropout
@@ -158,5 +159,19 @@ def test_the_last_layer_computes_nothing_of_a_prompt_but_keys_and_values():
 
 def test_soft_capped_attention_is_refused():
     query = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="soft cap"):
-        attention.attention_forward(None, query, query, query, softcap=30.0)
+    for option in ({"softcap": 30.0}, {"s_aux": torch.zeros(2)}):
+        with pytest.raises(ModelError, match="soft cap .* or sinks"):
+            attention.attention_forward(None, query, query, query, **option)
+
+
+@pytest.mark.parametrize("kind", ["full", "window 4"])
+def test_a_plain_call_behind_a_cache_of_the_user_s_goes_on_where_it_ends(kind):
+    """Chunked prefill, or going on with a chat: several queries behind cached keys."""
+    model = in_float64(tiny_base() if kind == "full" else sliding_gemma(4))
+    ids = torch.arange(5, 17)[None]
+    with torch.no_grad():
+        whole = model(input_ids=ids).logits
+        cache = DynamicCache()  # keeps all keys, also of layers with a window
+        model(input_ids=ids[:, :7], cache=cache, use_cache=True)
+        rest = model(input_ids=ids[:, 7:], cache=cache, use_cache=True).logits
+    torch.testing.assert_close(rest, whole[:, 7:], atol=1e-10, rtol=0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import peft
 import pytest
 import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from rlkit.training import sampling
+from rlkit.training import attention, sampling
 from rlkit.training.attention import DecodingCache
 from rlkit.training.decoding import LAYERS, PlainDecoder, Projection
+from rlkit.training.logprobs import group_log_probs
 from rlkit.training.prefix import read_prompts
 from rlkit.training.sampling import sample_actions, uniform_numbers
 from tests.training.architectures import build
@@ -48,6 +50,18 @@ def test_every_listed_layer_is_tested():
 @pytest.mark.parametrize("name", ["gemma3", "phi3"])
 def test_layers_of_another_form_are_left_to_their_modules(name):
     assert PlainDecoder.of(build(name)) is None
+
+
+def test_decoders_of_other_names_are_left_to_their_modules():
+    config = GPTNeoXConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, attn_implementation=attention.NAME,
+    )  # fmt: skip
+    model = GPTNeoXForCausalLM(config).double().eval()
+    assert PlainDecoder.of(model) is None
+    drawn = sampled(model)
+    logp, _ = group_log_probs(model, PROMPT, drawn.tokens, mask=drawn.mask)
+    torch.testing.assert_close(drawn.logprobs.double(), logp.detach(), atol=1e-6, rtol=0)
 
 
 def test_a_base_of_bfloat16_under_an_adapter_of_float32_decodes_plainly(monkeypatch):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
+from rlkit.errors import ModelError
+from rlkit.training import attention
 from rlkit.training.logprobs import (
+    check_sharing,
     compute_sequence_log_prob,
     get_token_log_probs,
     group_log_probs,
     score_tokens,
 )
-from tests.training.conftest import tiny_base
+from tests.training.conftest import tiny_base, with_lora
 
 PROMPT = list(range(5, 15))
 
@@ -49,6 +54,70 @@ def test_a_frozen_head_gives_the_values_and_gradients_of_autograd():
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
         if c is not None:
             torch.testing.assert_close(a, c, atol=1e-12, rtol=0)
+
+
+def test_in_bfloat16_a_confident_token_keeps_its_gradient():
+    """p near 1: the difference of two rounded vectors would be nothing but rounding."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(256, 500, bias=False).to(torch.bfloat16).requires_grad_(False)
+    targets = torch.arange(64)
+    hidden = head.weight[:64].float()
+    hidden = (hidden * 12 / hidden.pow(2).sum(-1, keepdim=True)).to(torch.bfloat16)
+
+    def slope(head, hidden):
+        hidden = hidden.clone().requires_grad_()
+        score_tokens(head, hidden, targets, 1.0)[0].sum().backward()
+        return hidden.grad.double()
+
+    exact = slope(copy.deepcopy(head).double(), hidden.double())
+    assert float(score_tokens(head, hidden, targets, 1.0)[0].exp().median()) > 0.99
+    error = (slope(head, hidden) - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert float(error.median()) < 0.05
+
+
+def test_padding_that_is_no_end_token_is_not_scored():
+    model, row = tiny_base(), [5, 6, 2]
+    apart = SimpleNamespace(pad_token_id=0, eos_token_id=2)
+    with torch.no_grad():
+        scored = get_token_log_probs(model, torch.tensor([[*row, 0, 0, 0]]), apart)[0]
+        alone = get_token_log_probs(model, torch.tensor([row]), apart)[0]
+    assert scored[2:].tolist() == [0.0, 0.0, 0.0]
+    torch.testing.assert_close(scored[:2], alone, atol=1e-6, rtol=0)
+
+
+def test_an_empty_action_of_a_16_bit_model_has_no_log_probabilities():
+    model = with_lora(tiny_base().to(torch.bfloat16))
+    assert group_log_probs(model, PROMPT, torch.zeros(2, 0, dtype=torch.long))[0].shape == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_shares_prompts_rightly_is_let_through(dtype):
+    check_sharing(with_lora(tiny_base().to(dtype)))
+
+
+def test_a_model_whose_actions_see_something_else_is_refused():
+    model = tiny_base(initializer_range=0.4)
+
+    def scaled(module, args, output):
+        output.logits = output.logits * 3
+        return output
+
+    check_sharing(model)
+    model.register_forward_hook(scaled)  # outside of decoder and head, as some models do
+    with pytest.raises(ModelError, match="other log-probabilities than alone"):
+        check_sharing(model)
+
+
+def test_a_hybrid_model_is_refused():
+    config = Qwen3NextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=4,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, linear_num_key_heads=2,
+        linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
+        num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, attn_implementation=attention.NAME,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="hybrid"):
+        check_sharing(Qwen3NextForCausalLM(config).eval())
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from transformers import Phi3Config
 
 from rlkit.errors import ModelError
 from rlkit.training.logprobs import group_log_probs
+from rlkit.training.prefix import check_length
 from rlkit.training.sampling import pick, sample_actions, uniform_numbers
 from tests.training.conftest import tiny_base, with_lora
 
@@ -63,6 +66,27 @@ def test_the_largest_number_never_picks_a_token_that_has_no_probability():
     logits = torch.tensor([[0.1, 0.7, -2000.0], [0.3, 0.3, -math.inf]])
     tokens, logprobs = pick(logits, 1.0, largest)
     assert tokens.tolist() == [1, 1] and torch.isfinite(logprobs).all()
+
+
+def test_logits_that_are_no_numbers_are_one_sentence():
+    with pytest.raises(ModelError, match="not finite"):
+        pick(torch.tensor([[1.0, math.nan]]), 1.0, torch.zeros(1, dtype=torch.float64))
+
+
+def test_rotary_positions_that_change_with_the_length_of_a_call_are_refused_beyond_it():
+    config = Phi3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+            "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+        },
+        original_max_position_embeddings=16,
+    )  # fmt: skip
+    model = SimpleNamespace(config=config)
+    check_length(model, 10, 6)
+    with pytest.raises(ModelError, match="beyond 16 tokens .longrope."):
+        check_length(model, 10, 7)
 
 
 def test_temperature_divides_the_logits():
