@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.training.credit import clue_advantages, clue_of_tokens
-from rlkit.training.grpo import group_advantages
+from rlkit.training.grpo import scaled_advantages, step_divisor
 from rlkit.training.rollout import Group
 from rlkit.training.text import token_texts
 
@@ -17,11 +17,13 @@ def token_advantages(groups: Sequence[Group], settings: Any, tokenizer: Any) -> 
     """(K, C) float64 advantages of every group of a step.
 
     `settings` has the attributes of the params section `grpo`. With `credit: clue` an action that
-    has no reward is no company for the others' clues.
+    has no reward is no company for the others' clues, and clues are scaled as actions are
+    (`scale_rewards`). Raises DataError for a reward that is not finite.
     """
-    by_action = group_advantages([group.rewards for group in groups], settings.scale_rewards)
+    divisor = step_divisor([group.rewards for group in groups], settings.scale_rewards)
     result = []
-    for group, advantages in zip(groups, by_action, strict=True):
+    for group in groups:
+        advantages = scaled_advantages(group.rewards, divisor)
         owners, values = np.full(group.sampled.tokens.shape, -1), []
         if settings.credit == "clue":
             for k, (ids, score) in enumerate(zip(group.sampled.rows(), group.scores, strict=True)):
@@ -31,5 +33,5 @@ def token_advantages(groups: Sequence[Group], settings: Any, tokenizer: Any) -> 
                 owners[k, : len(ids)] = clue_of_tokens(pieces, [] if spans is None else spans)
                 known = score.reward is not None and worth is not None
                 values.append(list(worth) if known else [])
-        result.append(clue_advantages(advantages, values, owners))
+        result.append(clue_advantages(advantages, values, owners, divisor))
     return result

@@ -15,6 +15,9 @@ denominators of all of them, so that an update does not depend on how its groups
 | gspo      | the same, r of the whole action               | tokens of an action, actions  |
 | cispo     | -sg(min(r, 1+e_high)) A logp                  | all tokens of the update      |
 
+`clip_epsilon` 0.2 suits a token's r. The mean over an action moves far less: GSPO's paper (section
+5.1) clips at 1 - 3e-4 and 1 + 4e-4, and at 0.2 gspo is next to unclipped.
+
 Sources: GRPO arXiv:2402.03300 eq. 3; DAPO 2503.14476; Dr. GRPO 2503.20783; GSPO 2507.18071 eq. 5-7;
 CISPO 2506.13585 eq. 4-5; the KL estimators k1, k2, k3: J. Schulman, "Approximating KL divergence".
 """
@@ -162,20 +165,34 @@ def group_advantages(
     """(K,) float64 advantages of each group of a step; None gets 0.
 
     `group`: (r - mean) / (std + 1e-8) within the group; `batch`: r - mean of the group, divided
-    by the standard deviation of all rewards of the step; `none`: r - mean (Dr. GRPO).
+    by the standard deviation of all rewards of the step; `none`: r - mean (Dr. GRPO). Raises
+    DataError for a reward that is not finite.
     """
+    divisor = step_divisor(groups, scale)
+    return [scaled_advantages(group, divisor) for group in groups]
+
+
+def step_divisor(groups: Sequence[Sequence[float | None]], scale: str) -> float | None:
+    """What r - mean is divided by, the same for every group of a step: with `batch` the standard
+    deviation of all its rewards + 1e-8, with `none` 1; None with `group`: each by its own."""
     if scale == "group":
-        return [compute_group_advantages(group) for group in groups]
+        return None
     known = np.array([r for group in groups for r in group if r is not None], dtype=np.float64)
-    divisor = known.std() + 1e-8 if scale == "batch" and len(known) else 1.0
-    return [_centred(group) / divisor for group in groups]
+    if scale == "none" or not len(known) or not np.isfinite(known).all():
+        return 1.0  # rewards that are not finite are refused where their group is scaled
+    return float(known.std()) + 1e-8
 
 
-def _centred(rewards: Sequence[float | None]) -> np.ndarray:
-    """(K,) r - mean over the known rewards; 0 for None, and everywhere where all are equal."""
-    known = np.array([r is not None for r in rewards])
+def scaled_advantages(rewards: Sequence[float | None], divisor: float | None) -> np.ndarray:
+    """(K,) float64 (r - mean) / divisor over the known rewards, or as `compute_group_advantages`
+    where the divisor is None: 0 for None, and everywhere where all are equal. Raises DataError
+    for a reward that is not finite."""
+    within = compute_group_advantages(rewards)  # the check of the rewards is there
+    if divisor is None:
+        return within
+    known = np.array([r is not None for r in rewards], dtype=bool)
     values = np.array([r for r in rewards if r is not None], dtype=np.float64)
-    centred = np.zeros(len(known))
+    advantages = np.zeros(len(known))
     if len(values) >= 2 and values.min() != values.max():
-        centred[known] = values - values.mean()
-    return centred
+        advantages[known] = (values - values.mean()) / divisor
+    return advantages

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.errors import DataError
+from rlkit.practice.task import Score
+from rlkit.training.advantages import token_advantages
 from rlkit.training.credit import clue_advantages, clue_of_tokens
 from rlkit.training.grpo import AVERAGES, KL_ESTIMATORS, group_advantages, group_loss, k3
+from rlkit.training.models import byte_tokenizer
+from rlkit.training.rollout import Group
+from rlkit.training.sampling import SampledActions
 
 SETTINGS = dict(
     clip_epsilon=0.2,
@@ -151,12 +157,47 @@ def test_advantages_are_scaled_by_group_by_batch_or_not():
         np.testing.assert_allclose(given, unit, atol=1e-7)
 
 
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_not_finite_is_refused_at_every_scale(scale, wrong):
+    with pytest.raises(DataError, match="each must be a finite number, or None"):
+        group_advantages([[0.0, 1.0], [2.0, wrong]], scale)
+
+
 def test_clue_credit_on_a_three_clue_action_by_hand():
     # Action 0 has clues worth 3, 1, 0.5 from each on; action 1 has one clue, worth 1.
     owners = np.array([[0, -1, 1, 2], [0, 0, -1, -1]])
     result = clue_advantages(np.array([0.7, -0.7]), [[3.0, 1.0, 0.5], [1.0]], owners)
     # Clue 0: values 3 and 1 -> +1 and -1. Clues 1 and 2 have no company -> 0. Else the action's.
     np.testing.assert_allclose(result, [[1.0, 0.7, 0.0, 0.0], [-1.0, -1.0, -0.7, -0.7]], atol=1e-7)
+
+
+def clue_group(rewards, values):
+    """A group whose actions are one clue of one letter each."""
+    scores = [
+        Score(reward, {"clue_spans": [[0, 1]], "clue_values": [value]})
+        for reward, value in zip(rewards, values, strict=True)
+    ]
+    tokens = torch.full((len(scores), 1), byte_tokenizer().encode("a")[0])
+    ones = torch.ones(len(scores), 1, dtype=torch.bool)
+    sampled = SampledActions(tokens, ones, torch.zeros(len(scores), 1), ones[:, 0])
+    return Group(None, 0, [], sampled, ["a"] * len(scores), scores)
+
+
+@pytest.mark.parametrize("scale, divisor", [("none", 1.0), ("batch", np.std([0, 8, 1, 3]) + 1e-8)])
+def test_clues_are_scaled_as_their_actions_are(scale, divisor):
+    """Rewards 0, 8 | 1, 3 and clue values 1, 5 | 2, 3: means 3 and 2.5."""
+    groups = [clue_group([0.0, 8.0], [1.0, 5.0]), clue_group([1.0, 3.0], [2.0, 3.0])]
+    asked = SimpleNamespace(scale_rewards=scale, credit="clue")
+    found = token_advantages(groups, asked, byte_tokenizer())
+    np.testing.assert_allclose(found[0], np.array([[-2.0], [2.0]]) / divisor)
+    np.testing.assert_allclose(found[1], np.array([[-0.5], [0.5]]) / divisor)
+
+
+def test_clues_are_divided_by_their_own_spread_where_actions_are():
+    asked = SimpleNamespace(scale_rewards="group", credit="clue")
+    found = token_advantages([clue_group([0.0, 8.0], [1.0, 5.0])], asked, byte_tokenizer())
+    np.testing.assert_allclose(found[0], [[-1.0], [1.0]], atol=1e-7)
 
 
 def test_tokens_belong_to_the_clue_whose_text_they_touch():
