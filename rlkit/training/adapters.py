@@ -25,7 +25,8 @@ TRAINED, REFERENCE = "default", "reference"
 def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
     """Make sure that an adapter folder is there and was trained on this base.
 
-    Raises ModelError naming both bases, or the tensor whose shape does not fit.
+    Raises ModelError naming both bases, or the tensor whose shape does not fit, or the module that
+    is no linear layer.
     """
     folder = Path(adapter)
     config, weights = _adapter_files(adapter)
@@ -49,6 +50,11 @@ def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
         module = modules.get(name)
         size = None
         if module is not None:
+            if not hasattr(module, "in_features"):  # PEFT's own layers have it too
+                raise ModelError(
+                    f"the adapter at {folder} also adapts {name}, which is no linear layer "
+                    f"({type(module).__name__}); give one that adapts linear layers only."
+                )
             size = module.in_features if ".lora_A." in key else module.out_features
         given = shape[1] if ".lora_A." in key else shape[0]
         if size != given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import peft
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
@@ -70,6 +71,13 @@ def test_a_continued_adapter_has_a_frozen_copy_as_its_reference(tmp_path):
         with using_adapter(warm, None), model.disable_adapter():
             assert torch.equal(warm(IDS).logits, model(IDS).logits)
     assert len(trainable(warm)) == len(trainable(model))
+
+
+def test_an_adapter_of_the_embeddings_is_refused_with_its_module(tmp_path):
+    lora = peft.LoraConfig(r=4, target_modules=["embed_tokens", "q_proj"])
+    peft.get_peft_model(tiny_base(), lora).save_pretrained(tmp_path, save_embedding_layers=False)
+    with pytest.raises(ModelError, match=r"model\.embed_tokens, which is no linear layer"):
+        check_adapter(tmp_path, tiny_base(), "debug")
 
 
 def test_an_adapter_of_another_shape_is_not_put_half_into_the_model(tmp_path, model):
