@@ -50,8 +50,11 @@ def holding(rows: Sequence[Row]) -> dict[str, str]:
 def begun(rows: Sequence[Row]) -> list[str]:
     """The sentences of the alarms that begin with the last of these lines: they hold now, and
     held after none of the CALM lines before it."""
-    before = {name for n in range(1, CALM + 1) for name in holding(rows[:-n])}
-    return [text for name, text in holding(rows).items() if name not in before]
+
+    def held(name: str) -> bool:
+        return any(ALARMS[name](rows[:-n]) for n in range(1, CALM + 1))
+
+    return [text for name, text in holding(rows).items() if not held(name)]
 
 
 def said(rows: Iterable[Row]) -> list[tuple[int, str]]:
