@@ -186,8 +186,8 @@ def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool)
     )
     metrics = trainer.training_step(states)
     step += 1
-    if last and trainer.progress.denominator:  # a partial accumulation is applied
-        metrics |= trainer._update()
+    if last:  # a partial accumulation is applied
+        metrics |= trainer.final_update()
     epoch_ends = step % training.steps_per_epoch == 0 or last
     if epoch_ends:
         metrics |= _dev_evaluation(trainer)

@@ -87,6 +87,8 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def group_tensors(group: Group) -> dict[str, Tensor]:
+    """What further passes over a group need, on the CPU: `prompt` (P,), `ended` and `known` (K,),
+    all others (K, C). `known`: which actions have a reward. What the group lacks is left out."""
     tensors = {
         "prompt": torch.tensor(group.prompt),
         "tokens": group.sampled.tokens,

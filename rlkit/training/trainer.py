@@ -1,17 +1,22 @@
 """`GRPOTrainer`: sample K actions a state, score them, and move the adapter (DESIGN, section 9).
 
-One step is `batch_size` groups. For each: sample (prompt computed once), score in the task's
-environment, reference pass, policy pass, backward. Gradients of sums are added up together with
-their denominators over `gradient_accumulation_steps` steps and divided once, when the optimiser
-moves. Everything random is drawn from counters (seed, state, visit, action, token), so that a
-resumed run is the run that was never interrupted.
+A step samples `batch_size` groups; every `gradient_accumulation_steps` steps make an update, which
+is `num_iterations` passes over their groups and as many moves of the optimiser; a visit counts how
+often a state was sampled.
+
+For each group: sample (prompt computed once), score in the task's environment, reference pass,
+policy pass, backward. Gradients of sums are added up together with their denominators over the
+steps of an update and divided once, when the optimiser moves. Everything random is drawn from
+counters (seed, state, visit, action, token), so that a resumed run is the run that was never
+interrupted.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rlkit.errors import RunError
 from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
 from rlkit.training.attention import PromptCache
@@ -66,7 +72,7 @@ class GRPOTrainer:
         self.progress = Progress()
         self.untrained = {name: p.detach().clone() for name, p in self.parameters.items()}
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
-        self._checked = False
+        self._checked = self._half_done = False
         self.device = next(model.parameters()).device
         if config.lora.dropout:
             log("lora.dropout acts in SFT only; GRPO passes have it off")
@@ -74,8 +80,20 @@ class GRPOTrainer:
     def training_step(self, states: Sequence[Any]) -> dict[str, Any]:
         """Sample, score and learn from one group a state; returns the step's metrics.
 
-        The optimiser moves when `gradient_accumulation_steps` steps have come together.
+        The optimiser moves when `gradient_accumulation_steps` steps have come together. Raises
+        RunError where an earlier step broke off half done.
         """
+        with self._whole():
+            return self._step(states)
+
+    def final_update(self) -> dict[str, float]:
+        """Move the optimiser with the steps that wait for it, at the end of a run; the update's
+        metrics, or none where no action waits."""
+        with self._whole():
+            return self._update() if self.progress.denominator else {}
+
+    def _step(self, states: Sequence[Any]) -> dict[str, Any]:
+        task_metrics(self.task)  # what was counted between steps, as in an evaluation, is not ours
         begun = time.perf_counter()
         clock = {"sampling": 0.0, "environment": 0.0, "training": 0.0}
         groups, stats = [], []
@@ -83,14 +101,12 @@ class GRPOTrainer:
         # is sampled and learnt from, while the graph of its prompt is at hand
         batch = self.settings.scale_rewards == "batch"
         for part in [list(states)] if batch else [[state] for state in states]:
-            sampled = [self._sample_group(s, clock, graph=len(part) == 1) for s in part]
+            sampled = [self._visit(state, clock, graph=len(part) == 1) for state in part]
             self._set_advantages(sampled)
             start = time.perf_counter()
             stats += [self._pass(group, first=True) for group in sampled]
             clock["training"] += time.perf_counter() - start
             groups += sampled
-        for group in groups:
-            self.progress.visits[group.state.state_id] = group.visit + 1
         self.window += groups
         self.progress.step += 1
         start = time.perf_counter()
@@ -103,6 +119,23 @@ class GRPOTrainer:
         metrics = step_metrics(groups, stats, update, clock, seconds, self.settings)
         return metrics | task_metrics(self.task)
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Work that must be done to its end: where it breaks off, some gradients are summed and
+        some visits counted, and nothing may be built on them."""
+        self._refuse_half_done()
+        self._half_done = True
+        yield
+        self._half_done = False
+
+    def _refuse_half_done(self) -> None:
+        if self._half_done:
+            raise RunError(
+                "the last training step broke off half done, and some of its gradients are summed "
+                "already; call load_checkpoint() to go back to the last checkpoint, or, without a "
+                "run, make the model and the trainer anew."
+            )
+
     def preview(self, state: Any) -> pd.DataFrame:
         """The K actions that the next visit to `state` will sample, as rows of the rollouts: text,
         reward, advantage and components. A look that changes nothing: no visit is counted, and
@@ -111,6 +144,12 @@ class GRPOTrainer:
         group = self._sample_group(state, {"sampling": 0.0, "environment": 0.0})
         self._set_advantages([group])
         return pd.DataFrame(group.rows())
+
+    def _visit(self, state: Any, clock: dict[str, float], graph: bool) -> Group:
+        """A group that counts: the state's next one, in this step or a later one, is another."""
+        group = self._sample_group(state, clock, graph)
+        self.progress.visits[state.state_id] = group.visit + 1
+        return group
 
     def _sample_group(self, state: Any, clock: dict[str, float], graph: bool = False) -> Group:
         """Sample and score a group. With `graph`, the prompt is read with gradients, once for
@@ -181,7 +220,10 @@ class GRPOTrainer:
 
     def _pass(self, group: Group, first: bool) -> dict[str, float]:
         """One pass over a group: reference and old log-probabilities the first time, then the
-        loss, its backward, and the denominator."""
+        loss, its backward, and the denominator.
+
+        All sampled tokens are scored, for rollouts and metrics; only `mask` enters the loss.
+        """
         mask = group.loss_mask(self.settings.mask_truncated)
         if first and self.settings.kl_penalty:
             with torch.no_grad(), as_reference(self.model):
@@ -271,12 +313,16 @@ class GRPOTrainer:
         return greedy_evaluation(self, states)
 
     def save_checkpoint(self, step: int | None = None) -> Path:
-        """Write `checkpoint-<step>` whole; keeps the last `keep_last` ones and the best."""
+        """Write `checkpoint-<step>` whole; keeps the last `keep_last` ones and the best.
+        Raises RunError where a step broke off half done."""
+        self._refuse_half_done()
         return save_trainer(self, self.progress.step if step is None else step)
 
     def load_checkpoint(self) -> int:
         """Go on from the run's newest whole checkpoint; returns its step (0: none)."""
-        return restore_trainer(self)
+        step = restore_trainer(self)
+        self._half_done = False
+        return step
 
     def lineage(self) -> dict[str, Any]:
         """What the run's lineage.json says of data and arithmetic."""

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.errors import ModelError
+from rlkit.errors import ModelError, RunError
 from rlkit.practice.task import Score
 from rlkit.training.adapters import load_lora_checkpoint
 from rlkit.training.gradients import trainable
 from rlkit.training.loop import train
 from rlkit.training.schedule import learning_rate, state_order
+from rlkit.training.stored import stored_groups
 from tests.training.conftest import (
     LetterTask,
     in_float64,
@@ -298,6 +299,39 @@ def test_an_interrupted_kernel_goes_on_as_a_new_one_would(tmp_path, checkpoint):
     assert stable(whole.run.read_metrics()) == stable(stopped.run.read_metrics())
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_after_a_step_that_broke_off_half_done_only_loading_goes_on(tmp_path, checkpoint):
+    """The second of three steps fails in its second group, when the first is learnt from."""
+    whole, broken = (tiny_trainer(tiny_config(tmp_path / name)) for name in "ab")
+    states, scored = whole.task.states("train"), []
+
+    def score(state, completions):
+        scored.append(state)
+        if len(scored) == 4:
+            raise OSError("the index is away")
+        return LetterTask.score(broken.task, state, completions)
+
+    broken.task.score = score
+    broken.training_step(states[:2])
+    if checkpoint:
+        broken.save_checkpoint()
+    with pytest.raises(OSError, match="the index is away"):
+        broken.training_step(states[2:4])
+    for half_done in (broken.save_checkpoint, lambda: broken.training_step(states[2:4])):
+        with pytest.raises(RunError, match=r"broke off half done.* call load_checkpoint\(\)"):
+            half_done()
+    done = broken.load_checkpoint()
+    assert done == int(checkpoint)
+    for trainer, start in ((whole, 0), (broken, done)):
+        for step in range(start, 3):
+            trainer.training_step(states[2 * step : 2 * step + 2])
+        trainer.save_checkpoint()
+    assert whole.progress == broken.progress
+    for name, parameter in whole.parameters.items():
+        assert torch.equal(parameter, broken.parameters[name])
+        assert torch.equal(parameter.grad, broken.parameters[name].grad)
+
+
 def _train_and_be_killed(trainer, last_step):
     """Stop as a killed process does: metrics of a further step are written, its checkpoint not."""
 
@@ -401,6 +435,44 @@ def test_every_shuffle_holds_every_state_once_and_can_begin_anywhere():
     order = state_order(states, 7, 0, 10)
     assert sorted(order[:5]) == sorted(order[5:]) == states
     assert state_order(states, 7, 3, 4) == order[3:7]
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch"])
+def test_a_state_that_comes_twice_in_a_step_has_two_groups(tmp_path, scale_rewards):
+    """Where one shuffle ends and the next begins; the second group is the second visit's."""
+    config = tiny_config(tmp_path, scale_rewards=scale_rewards)
+    trainer, task = tiny_trainer(config, LetterTask(5)), LetterTask(5)
+    states = state_order(task.states("train"), 7, 4, 2)
+    assert states[0] == states[1]
+    trainer.training_step(states)
+    trainer.write_rollouts()
+    first, second = trainer.last_groups
+    assert (first.visit, second.visit) == (0, 1) and first.texts != second.texts
+    assert trainer.progress.visits == {states[0].state_id: 2}
+    stored = stored_groups(trainer.run.read_rollouts(1), task, trainer.tokenizer, config)
+    assert [group.texts for group in stored] == [first.texts, second.texts]
+
+
+def test_what_was_looked_up_between_steps_is_not_the_next_step_s(tmp_path):
+    """One group of 4 actions a step, whatever dev evaluation or a preview asked for before."""
+
+    class CountingTask(LetterTask):
+        asked = 0
+
+        def score(self, state, completions):
+            self.asked += len(completions)
+            return super().score(state, completions)
+
+        def take_metrics(self):
+            asked, self.asked = self.asked, 0
+            return {"asked": float(asked)}
+
+    trainer = tiny_trainer(tiny_config(tmp_path), CountingTask(), run=False)
+    states = trainer.task.states("train")
+    trainer.evaluate(states)
+    assert trainer.training_step(states[:1])["asked"] == 4.0
+    trainer.preview(states[0])
+    assert trainer.training_step(states[:1])["asked"] == 4.0
 
 
 def test_a_look_at_the_next_group_changes_nothing(tmp_path):
