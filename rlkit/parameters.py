@@ -50,9 +50,15 @@ class LoraSection(Section):
 class GrpoSection(Section):
     title: ClassVar[str] = "grpo"
     group_size: int = key(4, "actions sampled for one state (K)", "actions", ge=2, le=1024)
-    clip_epsilon: float = key(0.2, "the ratio is clipped below at 1 - this", "ratio", gt=0, lt=1)
+    clip_epsilon: float = key(
+        0.2, "the ratio is clipped below at 1 - this (gspo's paper: 3e-4)", "ratio", gt=0, lt=1
+    )
     clip_epsilon_high: float | None = key(
-        None, "the ratio is clipped above at 1 + this; null: clip_epsilon", "ratio", gt=0, le=100
+        None,
+        "the ratio is clipped above at 1 + this (gspo's paper: 4e-4); null: clip_epsilon",
+        "ratio",
+        gt=0,
+        le=100,
     )
     kl_penalty: float = key(0.01, "weight of the KL to the reference (beta)", ge=0, le=100)
     learning_rate: float = key(5e-5, "AdamW's peak learning rate", "per update", gt=0, le=1)
@@ -67,7 +73,7 @@ class GrpoSection(Section):
         "token", "one ratio a token, or one an action (gspo: always sequence)"
     )
     scale_rewards: Literal["group", "batch", "none"] = key(
-        "group", "whose standard deviation divides the advantages"
+        "group", "whose standard deviation divides the advantages, those of clues included"
     )
     credit: Literal["action", "clue"] = key("action", "what a token is credited with")
     num_iterations: int = key(1, "passes over each group", "passes", ge=1, le=64)
