@@ -145,12 +145,19 @@ def test_advantages_and_metrics_are_those_of_the_actions_that_were_judged(whole)
     assert all(0 <= row["verdict_cache_hit_rate"] <= 1 for row in metrics)
 
 
-def disturbed(whole: tuple[Run, list[int]], disturb) -> Judge:
-    """A judge that is disturbed in the middle of the last step."""
-    _, after = whole
-    in_last_step = after[STEPS - 1] + 4  # after[0] is the evaluation before step 1
-    assert in_last_step < after[STEPS]
-    return Judge(lambda n: disturb() if n == in_last_step else None)
+def disturbed(root: Path, disturb) -> Judge:
+    """A judge that is disturbed once, by the first request of the last step."""
+    done = threading.Event()
+
+    def on_request(n: int) -> Answer | None:
+        path = root / "live" / "status.json"
+        step = json.loads(path.read_text())["step"] if path.exists() else 0
+        if step < STEPS - 1 or done.is_set():
+            return None
+        done.set()
+        return disturb()
+
+    return Judge(on_request)
 
 
 def test_a_judge_that_goes_away_and_comes_back_is_waited_for_and_changes_nothing(
@@ -161,7 +168,7 @@ def test_a_judge_that_goes_away_and_comes_back_is_waited_for_and_changes_nothing
         threading.Timer(2.5, server.start).start()
         return Answer()
 
-    with FaultServer(disturbed(whole, lambda: bounce())) as server:
+    with FaultServer(disturbed(tmp_path, lambda: bounce())) as server:
         run = train_run(config(tmp_path, server))
     said = capsys.readouterr().out
     assert re.search(r"does not answer .*; waiting up to 600 s", said)
@@ -175,7 +182,7 @@ def test_without_patience_the_run_stops_with_a_message_and_goes_on_bitwise(whole
         server.stop()
         return Answer()
 
-    with FaultServer(disturbed(whole, lambda: stop())) as server:
+    with FaultServer(disturbed(tmp_path, lambda: stop())) as server:
         impatient = config(tmp_path, server, patience=0, max_retries=0)
         with pytest.raises(AgentError, match="start it again, and give the same command again"):
             train_run(impatient)
@@ -190,5 +197,5 @@ def test_without_patience_the_run_stops_with_a_message_and_goes_on_bitwise(whole
     # verdicts that were received are not asked for again, those of the step that failed included
     assert judge.asked < whole[1][-1] / 2
     rates = [r.read_metrics()[-1]["verdict_cache_hit_rate"] for r in (whole[0], again)]
-    assert rates[0] < rates[1]
+    assert rates[0] <= rates[1]  # the first request of the step may have been answered, or not
     assert_same_run(whole[0].folder, again.folder)
