@@ -1,7 +1,8 @@
 """The policy, how it is sampled, and how GRPO and SFT move it.
 
 policy.py, models.py, adapters.py, precision.py, text.py   a model with its LoRA adapter
-attention.py, prefix.py     a prompt read once, and what attends to it (mlp.py: kept small)
+caches.py, attention.py, prefix.py     a prompt read once, and what attends to it
+mlp.py                      a gated MLP that keeps less for its backward pass
 sampling.py, decoding.py    K actions behind it, token by token
 logprobs.py                 their log-probabilities, in one pass
 rollout.py, advantages.py, credit.py   a group, and what each of its tokens is credited with

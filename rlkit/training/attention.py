@@ -21,7 +21,6 @@ so far, S keys, H query heads, J key heads, G = H / J query heads a key head, D 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +29,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from rlkit.errors import ModelError
+from rlkit.training.caches import (
+    DecodingCache,
+    PackedGroup,
+    PromptCache,
+    PromptRead,
+    score_bias,
+)
 
 NAME = "rlkit"
 
@@ -37,118 +43,6 @@ NAME = "rlkit"
 # (query, key, value, dropout, is_causal) -> ((B, H, T, D), (B, H, T)); key heads may be fewer.
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-class PromptRead(Exception):
-    """Ends the pass over a prompt in the last layer: its keys and values are all there."""
-
-
-@dataclass
-class PromptCache:
-    """Keys and values of all but the last token of B right-padded prompts, layer by layer."""
-
-    last_layer: int
-    length: int  # P - 1 of the longest prompt
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B, J, P - 1, D)
-
-
-@dataclass(frozen=True)
-class PackedGroup:
-    """The layout of one packed row: `prompt_length` tokens, then `actions` K times `length`.
-
-    `prompt_length` is P, or 1 behind a `prefix` of P - 1 tokens.
-    """
-
-    prompt_length: int
-    actions: int
-    length: int
-    prefix: PromptCache | None = None
-
-    def position_ids(self, device: torch.device) -> Tensor:
-        """(1, prompt_length + K * length): every action begins at position P."""
-        start = self.prefix.length if self.prefix else 0
-        prompt = torch.arange(self.prompt_length, device=device) + start
-        action = torch.arange(self.length, device=device) + start + self.prompt_length
-        return torch.cat([prompt, action.repeat(self.actions)])[None]
-
-
-@dataclass
-class DecodingCache:
-    """Keys and values of B right-padded prompts, and of the K rows that grow behind each.
-
-    The first call (B rows) brings every prompt's last token, which joins `prefix`; every later
-    one (B * K rows) writes its keys at `self.length` of the rows' buffers and copies nothing.
-    """
-
-    prompt_lengths: Tensor  # (B,)
-    actions: int
-    max_length: int
-    prefix: PromptCache | None = None
-    prompt: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B, J, P, D)
-    own: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B * K, J, C, D)
-    length: int = 0
-    started: bool = False
-
-    def __post_init__(self) -> None:
-        self.longest = int(self.prompt_lengths.max())
-        self.padded = bool((self.prompt_lengths != self.longest).any())
-        self._bias: dict[int | None, Tensor] = {}  # by window, for one token
-
-    def position_ids(self) -> Tensor:
-        """(B * K, 1), before the start (B, 1): the position of the next token of every row."""
-        if not self.started:
-            return (self.prompt_lengths - 1)[:, None]
-        return (self.prompt_lengths + self.length).repeat_interleave(self.actions)[:, None]
-
-    def advance(self) -> None:
-        """The token of the call is in; the next one comes behind it."""
-        self.length += self.started
-        self.started = True
-        self._bias = {window: b for window, b in self._bias.items() if window is None}
-
-    def join_prompt(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put (B, J, 1, D) of the last prompt tokens behind each prompt's others."""
-        if self.prefix is None:
-            joined = (key, value)
-        else:
-            joined = tuple(
-                self._insert(old, new)
-                for old, new in zip(self.prefix.layers[layer], (key, value), strict=True)
-            )
-        self.prompt[layer] = joined
-        return joined
-
-    def _insert(self, old: Tensor, new: Tensor) -> Tensor:
-        if not self.padded:
-            return torch.cat([old, new], dim=2)
-        wide = nn.functional.pad(old, (0, 0, 0, 1))
-        wide[torch.arange(len(old), device=old.device), :, self.prompt_lengths - 1] = new[:, :, 0]
-        return wide
-
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (B * K, J, 1, D) of the rows' newest tokens; returns all of their own so far."""
-        if layer not in self.own:
-            shape = (key.shape[0], key.shape[1], self.max_length, key.shape[3])
-            self.own[layer] = (key.new_empty(shape), value.new_empty(shape))
-        keys, values = self.own[layer]
-        keys[:, :, self.length] = key[:, :, 0]
-        values[:, :, self.length] = value[:, :, 0]
-        return keys[:, :, : self.length + 1], values[:, :, : self.length + 1]
-
-    def prompt_bias(self, window: int | None, like: Tensor) -> Tensor | None:
-        """(B, 1, 1, P): `HIDDEN` at padding, and further back than the window; None: all seen."""
-        position = self.longest + self.length if self.started else self.longest - 1
-        if not self.padded and (window is None or window > position):
-            return None
-        if window not in self._bias:
-            steps = torch.arange(self.longest, device=like.device)[None]
-            lengths = self.prompt_lengths[:, None]
-            hidden = steps >= lengths
-            if window is not None:
-                now = lengths + self.length if self.started else lengths - 1
-                hidden = hidden | (now - steps >= window)
-            self._bias[window] = _bias(hidden, like)[:, None, None]
-        return self._bias[window]
 
 
 def attention_forward(
@@ -184,9 +78,6 @@ def attention_forward(
     return output.transpose(1, 2).contiguous(), None
 
 
-# -- the parts of an action's attention ---------------------------------------------------------
-
-
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -216,12 +107,6 @@ def merge(output_1: Tensor, lse_1: Tensor, output_2: Tensor, lse_2: Tensor) -> T
     """
     weight = torch.sigmoid(lse_1 - lse_2)[..., None].to(output_1.dtype)
     return output_2 + weight * (output_1 - output_2)
-
-
-def hidden_score(like: Tensor) -> float:
-    """What hides a key: finite, so that a query that sees no key of a part stays finite too; the
-    part's weight in `merge` is then exactly 0."""
-    return torch.finfo(like.dtype).min / 4
 
 
 class _SharedAttention(torch.autograd.Function):
@@ -296,8 +181,8 @@ def shared_attention(
     if hides:
         own_hidden = own_hidden | (distance >= window)
         back = (p + steps)[:, None] - torch.arange(p, device=query.device)[None, :]  # (C, P)
-        bias = _bias(back >= window, query).repeat(k, 1)[None, None]  # for K * C rows a head
-    own_bias = _bias(own_hidden, query)[None, None].expand(k, 1, c, c)
+        bias = score_bias(back >= window, query).repeat(k, 1)[None, None]  # for K * C rows a head
+    own_bias = score_bias(own_hidden, query)[None, None].expand(k, 1, c, c)
     output_1, lse_1 = attend(
         query.reshape(1, heads, k * c, size), prompt_key, prompt_value, scale, bias
     )
@@ -308,14 +193,6 @@ def shared_attention(
         output_2.transpose(0, 1),
         lse_2.transpose(0, 1),
     )
-
-
-def _bias(hidden: Tensor, like: Tensor) -> Tensor:
-    zeros = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-    return zeros.masked_fill(hidden, hidden_score(like))
-
-
-# -- the three kinds of call ------------------------------------------------------------------
 
 
 def _causal(

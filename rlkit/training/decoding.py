@@ -20,7 +20,8 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm
 
-from rlkit.training.attention import DecodingCache, decode_attention
+from rlkit.training.attention import decode_attention
+from rlkit.training.caches import DecodingCache
 from rlkit.training.prefix import decoder_and_head
 
 # Layers of transformers that are: norm, attention, add, norm, gated MLP, add.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlkit.errors import ModelError
-from rlkit.training.attention import PackedGroup, PromptCache
+from rlkit.training.caches import PackedGroup, PromptCache
 from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
 
 MAX_LOGITS = 2**20  # floats of one chunk of logits (4 MiB in fp32) ...

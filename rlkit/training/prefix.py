@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rlkit.errors import ModelError
-from rlkit.training.attention import PromptCache, PromptRead
+from rlkit.training.caches import PromptCache, PromptRead
 
 
 def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:

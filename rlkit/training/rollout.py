@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.practice.task import Score
-from rlkit.training.attention import PromptCache
+from rlkit.training.caches import PromptCache
 from rlkit.training.sampling import SampledActions
 
 

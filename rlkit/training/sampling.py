@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.errors import ModelError
-from rlkit.training.attention import DecodingCache, PromptCache
+from rlkit.training.caches import DecodingCache, PromptCache
 from rlkit.training.decoding import PlainDecoder
 from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from rlkit.errors import RunError
 from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
-from rlkit.training.attention import PromptCache
+from rlkit.training.caches import PromptCache
 from rlkit.training.checkpointing import arithmetic
 from rlkit.training.gradients import assert_gradients, clip_gradients, trainable, without_dropout
 from rlkit.training.greedy import greedy_evaluation

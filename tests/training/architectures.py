@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from rlkit.training import attention
+from tests.training.conftest import in_float64
 
 WINDOW = 6  # shorter than every prompt of these tests
 SIZES = dict(
@@ -62,26 +63,8 @@ def build(name: str, kind: str = attention.NAME, dtype: torch.dtype = torch.floa
         if "lora_B" in parameter_name:
             torch.nn.init.normal_(parameter, std=0.2)
     if dtype == torch.float64:
-        return _in_float64(model).eval()
+        return in_float64(model).eval()
     return model.to(dtype).eval()
-
-
-def _in_float64(model):
-    """transformers' RMS norms step down to float32; these do not."""
-    model = model.double()
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            shift = 1.0 if type(module).__name__ == "Gemma3RMSNorm" else 0.0
-            epsilon = getattr(module, "variance_epsilon", None) or module.eps
-            module.forward = _norm(module, shift, epsilon)
-    return model
-
-
-def _norm(module, shift: float, epsilon: float):
-    def forward(x):
-        return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + epsilon) * (shift + module.weight)
-
-    return forward
 
 
 def dense_log_probs(model, prompt, tokens, padding=0, side="left", temperature=1.0):

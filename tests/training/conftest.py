@@ -72,7 +72,7 @@ def in_float64(model):
     """The model in float64 throughout: transformers' RMS norms step down to float32 by default."""
     model = model.double()
     for module in model.modules():
-        if type(module).__name__ in ("Qwen3RMSNorm", "Gemma3RMSNorm"):
+        if type(module).__name__.endswith("RMSNorm"):
             shift = 1.0 if type(module).__name__ == "Gemma3RMSNorm" else 0.0
             epsilon = getattr(module, "variance_epsilon", None) or module.eps
             module.forward = _norm(module, shift, epsilon)

@@ -8,7 +8,7 @@ from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig
 
 from rlkit.errors import ModelError
 from rlkit.training import attention
-from rlkit.training.attention import DecodingCache, PackedGroup
+from rlkit.training.caches import DecodingCache, PackedGroup
 from rlkit.training.gradients import trainable, without_dropout
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.sampling import sample_actions, uniform_numbers

@@ -8,7 +8,7 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from rlkit.training import attention, sampling
-from rlkit.training.attention import DecodingCache
+from rlkit.training.caches import DecodingCache
 from rlkit.training.decoding import LAYERS, PlainDecoder, Projection
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.prefix import read_prompts
