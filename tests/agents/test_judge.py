@@ -428,7 +428,7 @@ def test_a_server_that_stays_away_ends_the_work_and_what_came_is_kept(serving, c
     with pytest.raises(AgentError, match="has not answered for"):
         one.check(ASKED, NINE)
     kept = len(one.cache)
-    assert kept in (4, 5)  # the fifth answer may have been on its way
+    assert 4 <= kept < 9  # the server answers some more before it is gone
     judge.answer = lambda body, n: Answer(json.dumps(labels(body)))
     judge.asked.clear()
     server.start()
@@ -461,7 +461,8 @@ checker.check(ASKED, documents(*(f"{kind} {n}" for n in range(20) for kind in KI
     assert 30 <= len(judge.asked) < 60
     one = checker(server.url, batch_size=1)
     assert one.check(ASKED, many) == truth(many)
-    assert len(judge.asked) <= 60 + 4  # what was under way, and no more
+    # at most what was under way, and as many answers that had come and were not yet written
+    assert len(judge.asked) <= 60 + 2 * 4
     assert {text for body in judge.asked for text in fenced(body).values()} == {
         d.text for d in many
     }

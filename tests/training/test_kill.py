@@ -113,7 +113,8 @@ def serve() -> None:
 
 # ---- the tests
 
-TRAINER, CHECKPOINTING = "rlkit.training.trainer", "rlkit.training.checkpointing"
+TRAINER, RESUME = "rlkit.training.trainer", "rlkit.training.resume"
+CHECKPOINTING = "rlkit.training.checkpointing"
 # A run of six steps; checkpoints at 2, 3 (the epoch ends in the middle of an accumulation), 4 and
 # 6. Each kill meets the run that the one before it left behind.
 EVERY_POINT = {
@@ -128,16 +129,16 @@ EVERY_POINT = {
     "before the optimiser moves": Kill("torch.optim:AdamW.step"),
     "between two passes over a window": Kill("torch.optim:AdamW.step", when="after"),
     "right after the step": Kill("torch.optim:AdamW.step", 2, "after"),
-    "the checkpoint's first file": Kill(f"{TRAINER}:save_lora_checkpoint", when="after"),
+    "the checkpoint's first file": Kill(f"{RESUME}:save_lora_checkpoint", when="after"),
     "half of its second file": Kill(f"{CHECKPOINTING}:save_file", when="half"),
     "it is whole, but not yet there": Kill("os:rename", match="checkpoint-2"),
-    "it is there, and no other is removed": Kill(f"{TRAINER}:prune_checkpoints"),
+    "it is there, and no other is removed": Kill(f"{RESUME}:prune_checkpoints"),
     "dev is evaluated": Kill(f"{TRAINER}:GRPOTrainer.evaluate"),
     "the second pass, on a checkpoint's gradients": Kill("torch:Tensor.backward", 6, "after"),
     "a later checkpoint is written": Kill(f"{CHECKPOINTING}:write_json", match="checkpoint-4"),
     "what came after a checkpoint is forgotten": Kill("pathlib:Path.unlink", match="step-4"),
     "an old checkpoint is removed": Kill("shutil:rmtree", match="checkpoint-2.gone"),
-    "the last checkpoint is there": Kill(f"{TRAINER}:prune_checkpoints"),
+    "the last checkpoint is there": Kill(f"{RESUME}:prune_checkpoints"),
 }
 FULL_DISK = {
     "no room for metrics": Kill("rlkit.run:append_line", when="full"),

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from rlkit.config import RunConfig
 from rlkit.errors import AgentError
@@ -100,6 +101,7 @@ def rollouts(run: Run) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> tuple[Run, list[int]]:
     """The run whose judge is always there, and how many requests it had had after each step."""
+    torch.set_num_threads(1)  # as the tests, whose own fixture comes later
     judge, after = Judge(), []
     with FaultServer(judge) as server:
         run = train_run(
