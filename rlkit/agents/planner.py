@@ -85,7 +85,6 @@ def _live_planner(config: Any, client: ChatClient | None) -> Planner:
     return LLMPlanner(
         client or ChatClient.from_config(config),
         max_rounds=config.data.max_rounds,
-        max_prompt_tokens=config.executor.max_prompt_tokens,
         language=config.checker.language,
     )
 

@@ -229,10 +229,10 @@ def test_the_parameters_build_it():
     assert isinstance(build_planner(build(), CORPUS), RulePlanner)
     config = build(
         data={"planner": "llm", "max_rounds": 5}, checker={"language": "zh"},
-        model={"checker_model": "toy"}, executor={"max_prompt_tokens": 900},
+        model={"checker_model": "toy"}, executor={"max_prompt_tokens": 300},  # not the planner's
     )  # fmt: skip
     planner = build_planner(config, CORPUS)
-    assert (planner.max_rounds, planner.max_prompt_tokens, planner.language) == (5, 900, "zh")
+    assert (planner.max_rounds, planner.max_prompt_tokens, planner.language) == (5, 2048, "zh")
     assert planner.label == "llm toy, prompt 1"
     planner.client.close()
     with pytest.raises(ConfigError, match="made a range, which has no plan"):
