@@ -7,7 +7,7 @@ import importlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -42,7 +42,10 @@ class RunConfig(Section):
         allowed="letters, digits, '.', '_' and '-', at most 100, not starting with '.' or '-'",
     )
     seed: int = key(7, "seed of everything that is drawn", ge=0, le=2**32 - 1)
-    task: Literal["search", "answers"] = key("search", "what is learnt")
+    task: str = key(
+        "search", "what is learnt; module:object builds a task of your own",
+        choices=("search", "answers"), dotted=True,
+    )  # fmt: skip
     output_root: str = key("outputs", "folder that holds the runs' folders", min_length=1)
     overrides: list[str] = key(
         [],
@@ -55,6 +58,7 @@ class RunConfig(Section):
     reward: p.RewardSection = Field(default_factory=p.RewardSection)
     training: p.TrainingSection = Field(default_factory=p.TrainingSection)
     data: p.DataSection = Field(default_factory=p.DataSection)
+    answers: p.AnswersSection = Field(default_factory=p.AnswersSection)
     search: p.SearchSection = Field(default_factory=p.SearchSection)
     executor: p.ExecutorSection = Field(default_factory=p.ExecutorSection)
     checker: p.CheckerSection = Field(default_factory=p.CheckerSection)

@@ -39,6 +39,9 @@ class ModelSection(Section):
 
 class LoraSection(Section):
     title: ClassVar[str] = "lora"
+    enabled: bool = key(
+        True, "train an adapter; false trains all weights, and wants ten times lower rates"
+    )
     rank: int = key(16, "rank of the adapter", "dimensions", ge=1, le=1024)
     alpha: int = key(32, "scale; the adapter acts with alpha / rank", ge=1, le=4096)
     dropout: float = key(0.1, "dropout on the adapter's input, in SFT only", "share", ge=0, lt=1)
@@ -205,6 +208,44 @@ class DataSection(Section):
             raise ConfigError(
                 f"data.source is {self.source!r}, which needs "
                 f"{' and '.join('data.' + name for name in missing)}; set it, or take source demo."
+            )
+
+
+class AnswersSection(Section):
+    title: ClassVar[str] = "answers"
+    dataset: str = key(
+        "arithmetic",
+        "questions with checkable answers: arithmetic (made up here), gsm8k (from the hub), a "
+        "JSONL file or a folder with train.jsonl and test.jsonl, or module:object",
+        min_length=1,
+    )
+    max_samples: int | None = key(None, "training rows used; null: all", "rows", ge=1)
+    language: Literal["auto", "en", "zh"] = key("auto", "the prompt's; auto: the question's")
+    prompt: str | None = key(None, "a prompt of your own, from a row to messages", dotted=True)
+    rewards: list[str] = key(
+        ["accuracy"],
+        "parts of the reward, added up",
+        choices=("accuracy", "length", "steps"),
+        dotted=True,
+        min_length=1,
+    )
+    reward_weights: list[float] = key([], "weights of these parts; empty: all 1", "reward")
+    length_limit: int = key(256, "length: tokens beyond it cost", "tokens", ge=1, le=32768)
+    length_penalty: float = key(0.001, "length: cost of one such token", "reward", ge=0, le=1)
+    step_bonus: float = key(0.1, "steps: a right answer's bonus a step", "reward", ge=0, le=1)
+    max_steps_rewarded: int = key(5, "steps: further ones earn nothing", "steps", ge=1, le=100)
+    sft_accuracy_threshold: float = key(
+        0.4, "pipeline: GRPO begins from this accuracy after SFT", "share", ge=0, le=1
+    )
+    below_threshold: Literal["stop", "continue"] = key(
+        "stop", "pipeline: what to do below sft_accuracy_threshold"
+    )
+
+    def check(self) -> None:
+        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
+            raise ConfigError(
+                f"answers.reward_weights has {len(self.reward_weights)} values and answers.rewards "
+                f"{len(self.rewards)}; give one weight a part, or none."
             )
 
 
