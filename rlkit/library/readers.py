@@ -59,7 +59,7 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
 
 
 def _documents(file: Path) -> Iterator[Document]:
-    rows = _rows(file)
+    rows = read_rows(file)
     first = next(rows, None)
     if first is not None:
         convert = multihop.documents_reader(first.fields) or _plain_documents
@@ -67,7 +67,7 @@ def _documents(file: Path) -> Iterator[Document]:
 
 
 def _questions(file: Path) -> list[Question]:
-    rows = _rows(file)
+    rows = read_rows(file)
     first = next(rows, None)
     if first is None:
         return []
@@ -145,7 +145,7 @@ def _named(folder: Path, *stems: str) -> Path:
     raise DataError(f"{folder} has none of {names}; give a file, or a folder that holds one.")
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a JSONL, JSON-array, TSV or parquet file, each with its place."""
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)

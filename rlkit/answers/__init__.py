@@ -1,0 +1,1 @@
+"""Questions with a checkable answer: data, rewards, and the pipeline around them."""
