@@ -24,9 +24,10 @@ from rlkit.agents.judge_prompts import (
     verdict_schema,
 )
 from rlkit.agents.llm import ChatClient, ContextLengthError, Reply, ServerReport
+from rlkit.agents.llm_faults import RefusedError
 from rlkit.agents.verdict_cache import Judged, VerdictCache, verdict_key
 from rlkit.agents.verdicts import parse_verdicts
-from rlkit.errors import AgentError
+from rlkit.errors import AgentError, ServerAwayError
 from rlkit.library.corpus import Document
 from rlkit.library.tokenize import dominant_language
 from rlkit.rounds.state import State, Verdict
@@ -96,6 +97,29 @@ class LLMChecker:
             max_document_chars=settings.max_document_chars,
             log=log,
         )
+
+    def prepare(self) -> None:
+        """Open the cache and look at the server, before any question is played or practised on.
+
+        Raises DataError where the cache cannot be used, AgentError where the server refuses, or
+        gives no sound reply. One that is away may come back, and may not be needed; one that has
+        judged for this cache before may not be needed either: the log says what is wrong, and the
+        first document that the cache lacks waits for the server, or raises RefusedError.
+        """
+        before = self.cache.served_model(self.address)
+        with self._looking:
+            if self._report is not None:
+                return
+            try:
+                report = self._probed()
+            except AgentError as error:
+                needed = before is None or self._model not in (None, before)
+                if needed and not _is_away(error):
+                    raise
+                return self._say_awaited(error)
+            self._model = self._model or report.model
+            if report.model == self._model:
+                self._met(report)
 
     def check(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
         """docid -> verdict, None where the judge gave none that could be read.
@@ -168,7 +192,7 @@ class LLMChecker:
                 except AgentError as error:
                     self._model = self.cache.served_model(self.address)
                     if self._model is None:
-                        self._model = self._met(self._awaited()).model
+                        self._model = self._met(self._awaited(error)).model
                     else:
                         self.log(
                             f"the judge: {error} Verdicts of {self._model}, which was served last, "
@@ -186,10 +210,9 @@ class LLMChecker:
                 try:
                     report = self._probed()
                 except AgentError as error:
-                    self.log(f"the judge: {error}")
-                    report = self._awaited()
+                    report = self._awaited(error)
                 if report.model != self._model:
-                    raise AgentError(
+                    raise RefusedError(
                         f"verdicts of {self._model} were taken from the cache, since no server "
                         f"answered, and now {report.model} is served; name the judge in "
                         "model.checker_model."
@@ -203,10 +226,26 @@ class LLMChecker:
         self._report = report
         return report
 
-    def _awaited(self) -> ServerReport:
-        """What the probe finds once the server is there: a request waits for it."""
-        self.client.chat([{"role": "user", "content": "Say hello."}], max_tokens=8)
-        return self._probed()
+    def _awaited(self, error: AgentError) -> ServerReport:
+        """What the probe finds once the server is there, after the probe's `error`; raises
+        RefusedError where it then fails again, since no document would fare better."""
+        if isinstance(error, RefusedError):
+            raise error
+        self._say_awaited(error)
+        self.client.wait_until_there()
+        try:
+            self.client.chat([{"role": "user", "content": "Say hello."}], max_tokens=8)
+            return self._probed()
+        except ServerAwayError:
+            raise
+        except AgentError as again:
+            raise RefusedError(str(again)) from None
+
+    def _say_awaited(self, error: AgentError) -> None:
+        """Say once what is wrong with the server, and what follows."""
+        patience = self.client.limits.patience
+        waiting = f" A document that no verdict is kept of waits for it, up to {patience:.0f} s."
+        self._say_once(f"the judge: {error}{waiting if _is_away(error) else ''}")
 
     def _probed(self) -> ServerReport:
         report = self.client.probe()
@@ -316,6 +355,11 @@ class LLMChecker:
         if kind not in self._told:
             self._told.add(kind)
             self.log(line)
+
+
+def _is_away(error: AgentError) -> bool:
+    """Whether the server may come back without anybody's changing a parameter."""
+    return isinstance(error, ServerAwayError) and not isinstance(error, RefusedError)
 
 
 def balanced(items: Sequence[Any], size: int) -> list[list[Any]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,17 +26,17 @@ from rlkit.agents.llm_faults import Secrets
 from rlkit.agents.llm_loop import BackgroundLoop, held_interrupts
 from rlkit.agents.llm_probe import ServerReport, probe
 from rlkit.agents.llm_reply import Reply
-from rlkit.agents.llm_retry import Limits, Requester, Usage
+from rlkit.agents.llm_retry import JUDGE, Limits, Names, Requester, Usage
 from rlkit.agents.llm_wire import Request, Wire
 from rlkit.agents.prompt import Messages
 from rlkit.errors import AgentError
 
-__all__ = ["ChatClient", "ContextLengthError", "Limits", "Reply", "ServerReport", "Usage"]
+__all__ = ["ChatClient", "ContextLengthError", "Limits", "Names", "Reply", "ServerReport", "Usage"]
 
 Log = Callable[[str], None]
 OnReply = Callable[[int, Reply | AgentError], None]
-_Arrivals = SimpleQueue[tuple[int, Any]]
-_LAST = (-1, None)  # what `chat_each` is told when no more replies will come
+_Arrivals = SimpleQueue[tuple[int, Any, Any]]
+_LAST = (-1, None, None)  # what `chat_each` is told when no more replies will come
 
 
 class ChatClient:
@@ -52,8 +53,10 @@ class ChatClient:
         patience: float = 600.0,
         enable_thinking: bool = False,
         log: Log = print,
+        names: Names = JUDGE,
     ) -> None:
-        """`timeout` (seconds) is for one attempt, `patience` (seconds) for a server that is away.
+        """`timeout` (seconds) is for one attempt, `patience` (seconds) for a server that is away;
+        `names` are the parameters that errors say are to be changed.
 
         Without `model`, the first that the server offers is asked. Nothing is sent yet. Raises
         AgentError where the address, or the key in the environment, is of no use.
@@ -63,7 +66,7 @@ class ChatClient:
         self.limits = Limits(timeout, max_retries, patience)
         self.concurrency = concurrency
         wire = Wire(secrets, timeout, concurrency)
-        self._requester = Requester(wire, model, concurrency, enable_thinking, log)
+        self._requester = Requester(wire, model, concurrency, enable_thinking, log, names)
         self._background = BackgroundLoop("rlkit-chat")
         self._finalizer = weakref.finalize(self, self._background.close, wire.close)
 
@@ -128,7 +131,9 @@ class ChatClient:
         """Ask all, `concurrency` at once; `on_reply(index, reply or AgentError)` is called in this
         thread as each arrives. Options are those of `ask`.
 
-        An interrupt does not strike inside `on_reply`: what is under way is cancelled, what has
+        No further request is sent in place of one that was answered before `on_reply` has
+        returned, so that a pass that is killed loses what is under way and no more. An interrupt
+        does not strike inside `on_reply`: what is under way is cancelled, what has
         arrived is handed over, and then KeyboardInterrupt is raised. What `on_reply` raises
         cancels the rest.
         """
@@ -139,13 +144,20 @@ class ChatClient:
         def cancel() -> None:
             self._background.loop.call_soon_threadsafe(stop.set)
 
+        def hand_over(on_reply: OnReply) -> None:
+            while (item := arrivals.get()) is not _LAST:
+                index, reply, handed = item
+                on_reply(index, reply)
+                with suppress(RuntimeError):  # the client was closed meanwhile
+                    self._background.loop.call_soon_threadsafe(handed.set)
+
         with held_interrupts(cancel) as interrupted:
             try:
-                _hand_over(arrivals, on_reply)
-            except BaseException as error:
+                hand_over(on_reply)
+            except BaseException as error:  # an interrupt, too, must end what is under way
                 cancel()
                 keep = isinstance(error, KeyboardInterrupt)
-                _hand_over(arrivals, on_reply if keep else _drop)
+                hand_over(on_reply if keep else _drop)
                 raise
         work.result()
         if interrupted.is_set():
@@ -160,9 +172,14 @@ class ChatClient:
     def probe(self) -> ServerReport:
         """What the server and its model can do, within seconds, by asking them.
 
-        Raises AgentError where the server or the model is not there, and says what to do.
+        Raises ServerAwayError where nobody answers, RefusedError (one, too) where the key or the
+        model is wrong, AgentError where the model gives no reply; each says what to do.
         """
         return self._background.wait_for(probe(self._requester, self.limits))
+
+    def wait_until_there(self) -> None:
+        """Return once the server answers; raises ServerAwayError after `patience` seconds."""
+        self._background.wait_for(self._requester.presence.arrive(self.limits.patience))
 
     def close(self) -> None:
         """Cancel what is under way and end; done at the interpreter's exit in any case."""
@@ -175,7 +192,8 @@ class ChatClient:
         stop: asyncio.Event,
         options: dict[str, Any],
     ) -> None:
-        """Put (index, reply or AgentError) into `arrivals` as each comes, `_LAST` at the end."""
+        """Put (index, reply or AgentError, event) into `arrivals` as each comes, and go on when
+        the event says that it was handed over; put `_LAST` at the end."""
         todo = iter(enumerate(requests))
 
         async def work() -> None:
@@ -184,7 +202,9 @@ class ChatClient:
                     reply: Reply | AgentError = await self.ask(messages, **options)
                 except AgentError as error:
                     reply = error
-                arrivals.put((index, reply))
+                handed = asyncio.Event()
+                arrivals.put((index, reply, handed))
+                await handed.wait()
 
         workers = [asyncio.create_task(work()) for _ in range(min(self.concurrency, len(requests)))]
         everything = asyncio.gather(*workers)
@@ -200,11 +220,6 @@ class ChatClient:
                 worker.cancel()
             await asyncio.gather(*workers, everything, stopping, return_exceptions=True)
             arrivals.put(_LAST)
-
-
-def _hand_over(arrivals: _Arrivals, on_reply: OnReply) -> None:
-    while (item := arrivals.get()) is not _LAST:
-        on_reply(*item)
 
 
 def _drop(index: int, reply: Reply | AgentError) -> None:

@@ -9,6 +9,7 @@ import random
 import re
 import time
 from base64 import b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -16,12 +17,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from rlkit.agents.llm_reply import read_json, storable
-from rlkit.errors import AgentError
+from rlkit.errors import AgentError, ServerAwayError
 
 RETRY_AFTER_CAP = 120.0  # seconds; a server that wants more is not waited for
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds
 GATEWAY = (502, 503, 504)  # said by what stands in front of a server that is away or loading
 RETRIED = (408, 429)  # of the 4xx
+REFUSED = (401, 404)  # a wrong key, a model that is not there: the same for every request
 KEYS = ("RLKIT_API_KEY", "OPENAI_API_KEY")  # of the environment; the first that is set
 PLACEHOLDER = "none"  # a local server wants no key, the client library wants one
 
@@ -29,26 +31,40 @@ _SECRET = re.compile(
     r"\b(?:sk|pk|hf|gh[pousr]|github_pat|xox[abpr]|glpat|gsk)[-_][\w*.-]{4,}"
     r"|\b(?:AKIA|AIza)[\w-]{8,}|\beyJ[\w-]{8,}\.[\w.-]+|(?<=://)[^/\s@]+@|(?i:(?<=bearer )\S+)"
 )
+_ENCODED = re.compile(r"[A-Za-z0-9+/_=%-]{6,}")  # a run of text that may be base64
 _CONTROL = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029]+")
+
+
+class RefusedError(ServerAwayError):
+    """A server wants another key, or has another model: every request would meet the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why a request has no reply. `status` is None where no answer came; `away` is True where the
-    server could not be reached or gave up in the middle; `retry_after` is in seconds."""
+    server could not be reached or gave up in the middle; `retry_after` is in seconds; `garbled` is
+    True where an answer came that is none, `hopeless` where the address itself must be wrong."""
 
     text: str  # one line, without keys
     status: int | None = None
     away: bool = False
     retry_after: float | None = None
     error: dict[str, Any] = field(default_factory=dict)  # message, code, type, ... as they came
+    garbled: bool = False
+    hopeless: bool = False
 
     @property
     def retried(self) -> bool:
         """Whether the same request may have more luck: never after most of the 4xx."""
         if "insufficient_quota" in (self.error.get("code"), self.error.get("type")):
             return False
-        return self.status is None or self.status >= 500 or self.status in RETRIED
+        unanswered = self.status is None and not self.hopeless
+        return unanswered or (self.status or 0) >= 500 or self.status in RETRIED
+
+    @property
+    def refused(self) -> bool:
+        """Whether every request of this client would meet the same."""
+        return self.hopeless or self.status in REFUSED
 
     @property
     def gateway(self) -> bool:
@@ -77,24 +93,56 @@ class Secrets:
                 )
         self.headers: dict[str, str] = {}
         words = [] if name is None else [self.key]
+        hidden = list(words)
         if parts.username is not None:
             user, password = unquote(parts.username), unquote(parts.password or "")
             basic = b64encode(f"{user}:{password}".encode()).decode()
             self.headers["Authorization"] = f"Basic {basic}"
             words += [basic, password, parts.password or "", f"{user}:{password}"]
-        self._words = sorted({word for word in words if word}, key=len, reverse=True)
+            hidden.append(password)
+        words += [b64encode(word.encode()).decode() for word in hidden]
+        self._words = [
+            _wherever(word) for word in sorted({w for w in words if w}, key=len, reverse=True)
+        ]
+        self._encoded = [re.compile(_percent(part)) for word in hidden for part in _inside(word)]
 
     def out_of(self, text: str) -> str:
         """The text without keys."""
         for word in self._words:
-            if len(word) >= 8:
-                text = text.replace(word, "***")
-            else:  # a short one may stand in other words by chance
-                text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", text)
+            text = word.sub("***", text)
+        for part in self._encoded:  # in base64, with whatever stands before and behind it
+            runs = {run for run in _ENCODED.findall(text) if part.search(run)}
+            for run in runs:
+                text = text.replace(run, "***")
         return _SECRET.sub("***", text)
 
     def __repr__(self) -> str:
         return f"Secrets of {self.address}"
+
+
+def _wherever(word: str) -> re.Pattern[str]:
+    """Where a word stands, percent-encoded or not; a short one may stand in others by chance."""
+    pattern = _percent(word)
+    return re.compile(pattern if len(word) >= 8 else rf"(?<!\w){pattern}(?!\w)")
+
+
+def _percent(word: str) -> str:
+    """A pattern of the word, any of whose signs may be percent-encoded."""
+    signs = (f"(?:{re.escape(s)}|%(?:25)?(?i:{s.encode().hex('%')}))" for s in word)
+    return "".join(signs)
+
+
+def _inside(word: str) -> Iterator[str]:
+    """What of a word stands in the base64 of any text that holds it: whichever of the three ways
+    it falls on the groups of 3 bytes, without the signs that depend on its neighbours too."""
+    body = word.encode()
+    for before in range(3):
+        whole = (len(body) + before) // 3 * 4
+        part = b64encode(bytes(before) + body).decode()[4 * (before > 0) : whole]
+        if len(part) >= 6:
+            yield part
+            if "+" in part or "/" in part:
+                yield part.replace("+", "-").replace("/", "_")
 
 
 def one_line(text: str, longest: int = 300) -> str:

@@ -11,7 +11,7 @@ from rlkit.agents.llm_faults import Fault, wait_before
 from rlkit.agents.llm_wire import Wire
 from rlkit.errors import ServerAwayError
 
-_LOOK = 5.0  # seconds that a server has to list its models
+LOOK = 5.0  # seconds that a server has to list its models
 _FIRST, _LONGEST = 0.25, 5.0  # seconds between looks
 _BLINK = 0.5  # seconds; who is back sooner was not away
 _STILL = 1.0  # seconds for which a look at a server that was waited for in vain holds
@@ -41,6 +41,13 @@ class Presence:
         if self._given_up is not None and self._given_up[1].away:
             await self.wait(self._given_up[1], patience)
 
+    async def arrive(self, patience: float) -> None:
+        """Return once the server answers anything. Raises ServerAwayError after `patience`
+        seconds."""
+        models = await self._wire.models(LOOK)
+        if isinstance(models, Fault) and (models.away or models.gateway):
+            await self.wait(models, patience)
+
     async def wait(self, fault: Fault, patience: float) -> None:
         """Return as soon as the server answers anything; one that does is not away at all, and
         the fault was the request's own. Raises ServerAwayError after `patience` seconds."""
@@ -51,7 +58,7 @@ class Presence:
                 if time.monotonic() - looked < _STILL:
                     raise self._gone_error(why)
             while True:
-                models = await self._wire.models(_LOOK)
+                models = await self._wire.models(LOOK)
                 if not isinstance(models, Fault) or not (models.away or models.gateway):
                     return self.seen()
                 self._still_away(models if models.gateway else fault, patience)

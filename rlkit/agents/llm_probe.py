@@ -9,15 +9,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from rlkit.agents.llm_faults import Fault
+from rlkit.agents.llm_faults import Fault, RefusedError
+from rlkit.agents.llm_presence import LOOK
 from rlkit.agents.llm_reply import Reply
 from rlkit.agents.llm_retry import Limits, Requester
 from rlkit.agents.llm_wire import Request
-from rlkit.errors import AgentError, nearest
+from rlkit.errors import AgentError, ServerAwayError, nearest
 
 HOW_TO_START = (
     "start one with `python -m rlkit serve` (a small model, no GPU needed) or `vllm serve MODEL`, "
-    "or set model.vllm_base_url to where it runs"
+    "or set {address} to where it runs"
 )
 THOUGHTFUL = (  # questions that models like to think about
     "A farmer has 17 sheep; all but 9 run away. How many are left? Answer with the number alone.",
@@ -32,7 +33,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["rlkit_probe"],
     "additionalProperties": False,
 }
-_LIST_TIMEOUT, _CHAT_TIMEOUT = 5.0, 60.0  # seconds
+_CHAT_TIMEOUT = 60.0  # seconds
+_SILENT = 8.0  # seconds of waiting, then the log says for what
 _MAX_TOKENS = 48
 
 
@@ -67,7 +69,8 @@ async def probe(requester: Requester, limits: Limits) -> ServerReport:
     """Ask the server what it serves, and its model four short questions; waits for nothing.
 
     The requester asks the model found, and leaves schemas out where they are not enforced. Raises
-    AgentError where the server, the key or the model is wrong.
+    ServerAwayError where nobody answers, RefusedError where the key or the model is wrong, and
+    AgentError where the model gives no reply.
     """
     models = await _served(requester)
     requester.model = _chosen(requester, models)
@@ -77,10 +80,25 @@ async def probe(requester: Requester, limits: Limits) -> ServerReport:
         max_retries=min(limits.max_retries, 1),
         patience=0.0,
     )
-    *replies, enforced = await asyncio.gather(
-        *(_ask(requester, text, None, limits) for text in THOUGHTFUL),
-        _enforces_schema(requester, limits),
+    slow = asyncio.get_running_loop().call_later(
+        _SILENT,
+        requester.log,
+        f"{requester.address} is there; {requester.model} has not answered short questions yet, "
+        f"and has {limits.timeout:.0f} s for each.",
     )
+    try:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(_ask(requester, q, None, limits)) for q in THOUGHTFUL]
+            forced = group.create_task(_enforces_schema(requester, limits))
+    except ExceptionGroup as failures:
+        failure = failures.exceptions[0]
+    else:
+        failure = None
+    finally:
+        slow.cancel()
+    if failure is not None:  # the first is as good as all of them
+        raise failure
+    replies, enforced = [task.result() for task in asked], forced.result()
     requester.enforces_schema = enforced
     return ServerReport(
         requester.address,
@@ -94,14 +112,20 @@ async def probe(requester: Requester, limits: Limits) -> ServerReport:
 
 async def _served(requester: Requester) -> dict[str, int | None]:
     """The models that the server offers; none where it does not tell."""
-    models = await requester.wire.models(_LIST_TIMEOUT)
+    models = await requester.wire.models(LOOK)
     if not isinstance(models, Fault):
         return models
-    if models.away or models.gateway:
-        raise AgentError(
-            f"no server answers at {requester.address} ({models.text}); {HOW_TO_START}."
+    where = requester.names.address
+    if models.away and await requester.wire.speaks_plainly(LOOK / 2):
+        raise RefusedError(
+            f"{requester.address} speaks plain http; write http:// in place of https:// in {where}."
         )
-    if models.status in (401, 403):
+    if models.away or models.gateway:
+        raise ServerAwayError(
+            f"no server answers at {requester.address} ({models.text}); "
+            f"{HOW_TO_START.format(address=where)}."
+        )
+    if models.status in (401, 403) or models.hopeless:
         raise requester.error(models)
     return {}
 
@@ -111,21 +135,21 @@ def _chosen(requester: Requester, models: dict[str, int | None]) -> str:
     wanted, address = requester.model, requester.address
     offers = ", ".join(models)
     if wanted is None and not models:
-        raise AgentError(
-            f"{address} does not tell which models it serves; name one in model.checker_model."
+        raise RefusedError(
+            f"{address} does not tell which models it serves; name one in {requester.names.model}."
         )
     if wanted is None:
         first = next(iter(models))
         if len(models) > 1:
             requester.log(
                 f"{address} serves {offers}; {first} is asked, since no other is named "
-                "(model.checker_model)."
+                f"({requester.names.model})."
             )
         return first
     if models and wanted not in models:
         near = nearest(wanted, models)
         hint = f"did you mean {near!r}?" if near else "name one of these,"
-        raise AgentError(
+        raise RefusedError(
             f"{address} does not serve {wanted!r}; it serves {offers}: {hint} or start a server "
             f"that does (`vllm serve {wanted}`)."
         )

@@ -12,11 +12,13 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rlkit.agents.llm_context import read_overflow, refusal, shorten
-from rlkit.agents.llm_faults import RETRY_AFTER_CAP, Fault, wait_before
-from rlkit.agents.llm_presence import Presence
+from rlkit.agents.llm_faults import RETRY_AFTER_CAP, Fault, RefusedError, wait_before
+from rlkit.agents.llm_presence import LOOK, Presence
 from rlkit.agents.llm_reply import Reply
 from rlkit.agents.llm_wire import Request, Wire
 from rlkit.errors import AgentError
+
+GARBLED_RETRIES = 2  # of an answer that is none: a cut connection heals, a wrong server does not
 
 T = TypeVar("T")
 Log = Callable[[str], None]
@@ -57,19 +59,36 @@ class Limits:
     patience: float
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the parameters call a server's address and its model, for what is said of them."""
+
+    address: str
+    model: str
+
+
+JUDGE = Names("model.vllm_base_url", "model.checker_model")
+
+
 class Requester:
     """Asks one model of one server; at most `concurrency` requests are under way."""
 
     def __init__(
-        self, wire: Wire, model: str | None, concurrency: int, enable_thinking: bool, log: Log
+        self,
+        wire: Wire,
+        model: str | None,
+        concurrency: int,
+        enable_thinking: bool,
+        log: Log,
+        names: Names,
     ) -> None:
-        self.wire = wire
+        self.wire, self.names = wire, names
         self.model = model
         self.enable_thinking = enable_thinking
         self.enforces_schema: bool | None = None  # the probe notices; until then it is tried
         self.usage = Usage()
         self.log = log
-        self._presence = Presence(wire, log)
+        self.presence = Presence(wire, log)
         self._slots = asyncio.Semaphore(concurrency)
         self._naming = asyncio.Lock()
         self._said: set[str] = set()
@@ -98,7 +117,9 @@ class Requester:
         """The model's name; where none was given, the first that the server offers."""
         async with self._naming:
             if self.model is None:
-                served = await self._patiently(lambda: self.wire.models(limits.timeout), limits)
+                served = await self._patiently(
+                    lambda: self.wire.models(min(limits.timeout, LOOK)), limits
+                )
                 if isinstance(served, Fault):
                     raise self.error(served)
                 if not served:
@@ -142,11 +163,11 @@ class Requester:
         left alone for too long, or where it stayed away.
         """
         tries = 0
-        await self._presence.before_asking(limits.patience)
+        await self.presence.before_asking(limits.patience)
         while True:
             outcome = await attempt()
             if not isinstance(outcome, Fault):
-                self._presence.seen()
+                self.presence.seen()
                 return outcome
             if not outcome.retried:
                 return outcome
@@ -157,15 +178,17 @@ class Requester:
                     "or lower checker.concurrency."
                 )
             if outcome.gateway:  # it may be loading, which is not for tries to bound
-                await self._presence.endure(outcome, limits.patience)
+                await self.presence.endure(outcome, limits.patience)
                 continue
             if outcome.away:
-                await self._presence.wait(outcome, limits.patience)
+                await self.presence.wait(outcome, limits.patience)
             tries += 1
-            if tries > limits.max_retries:
+            most = limits.max_retries
+            if tries > (min(most, GARBLED_RETRIES) if outcome.garbled else most):
                 raise self.error(outcome, tries)
             self.usage.retries += 1
-            await asyncio.sleep(wait_before(tries, outcome.retry_after))
+            pause = wait_before(1 if outcome.garbled else tries, outcome.retry_after)
+            await asyncio.sleep(pause)
 
     def error(self, fault: Fault, tries: int = 1) -> AgentError:
         """What is raised after `tries` attempts of which the last ended in `fault`."""
@@ -176,8 +199,10 @@ class Requester:
         elif fault.status == 404 and not urlsplit(self.address).path:
             hint = "; the address of most servers ends in /v1"
         elif fault.status == 404:
-            hint = f"; check the address and the model's name, {self.model!r}"
-        return AgentError(f"{self.address} gave no reply{often}: {fault.text}{hint}.")
+            name = "" if self.model is None else f" and the model's name, {self.model!r}"
+            hint = f"; check the address{name}"
+        kind = RefusedError if fault.refused else AgentError
+        return kind(f"{self.address} gave no reply{often}: {fault.text}{hint}.")
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

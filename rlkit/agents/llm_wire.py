@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,6 +113,18 @@ class Wire:
                 return name
         return None
 
+    async def speaks_plainly(self, timeout: float) -> bool:
+        """Whether an https:// address answers plain http; nothing secret is sent."""
+        parts = urlsplit(self.secrets.address)
+        if parts.scheme != "https":
+            return False
+        try:
+            async with httpx2.AsyncClient(trust_env=False, timeout=timeout) as plain:
+                answer = await plain.get(f"http://{parts.netloc}{parts.path}/models")
+        except (httpx2.HTTPError, httpx2.InvalidURL):
+            return False
+        return answer.status_code != 400  # with which a TLS port says that it is one
+
     async def close(self) -> None:
         await self._openai.close()
 
@@ -149,12 +162,15 @@ class Wire:
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
             said = one_line(self.secrets.out_of(str(cause))) or type(cause).__name__
+            if _speaks_no_tls(error):
+                return Fault(f"{said}: plain http, or a wrong certificate", hopeless=True)
             return Fault(said, away=True)
         body = answer.content
         value = read_json(body)
         if value is None:
-            said = one_line(self.secrets.out_of(body[-60:].decode("utf-8", "replace")))
-            return Fault(f"HTTP 200 with {len(body)} bytes that are no JSON and end in {said!r}")
+            said = self.secrets.out_of(body[-4000:].decode("utf-8", "replace"))[-60:]
+            what = f"HTTP 200 with {len(body)} bytes that are no JSON and end in {one_line(said)!r}"
+            return Fault(what, garbled=True)
         error = error_of(value) if isinstance(value, dict) and value.get("error") else None
         if error and "choices" not in value:  # some gateways say 200 and then what went wrong
             status = error.get("code")
@@ -168,7 +184,7 @@ class Wire:
 
     def _garbled(self, answer: Any, what: str) -> Fault:
         said = one_line(self.secrets.out_of(str(answer)[:1000]), 120)
-        return Fault(f"HTTP 200 with {what}: {said}")
+        return Fault(f"HTTP 200 with {what}: {said}", garbled=True)
 
 
 def _context(row: dict[str, Any]) -> int | None:
@@ -176,6 +192,17 @@ def _context(row: dict[str, Any]) -> int | None:
     meta = row.get("meta")
     told = [row.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None]
     return next((n for n in told if isinstance(n, int) and 0 < n < 10**9), None)
+
+
+def _speaks_no_tls(error: BaseException | None) -> bool:
+    """Whether the other side speaks plain http, or has a certificate that is not trusted."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _is_local(address: str) -> bool:

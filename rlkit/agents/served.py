@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlkit.agents.llm import ChatClient
+from rlkit.agents.llm import ChatClient, Names
 from rlkit.agents.prompt import CountTokens, Messages, build_messages
 from rlkit.errors import AgentError, ConfigError
 from rlkit.rounds.state import State
+
+NAMES = Names("executor.served_url", "executor.served_model")
 
 
 class ServedPolicy:
@@ -74,6 +76,7 @@ def served_policy(
         patience=limits.patience,
         enable_thinking=config.model.enable_thinking,
         log=log,
+        names=NAMES,
     )
     report = client.probe()
     if executor.served_model is None and len(report.models) > 1:

@@ -7,18 +7,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rlkit.agents.clues import count_words
 from rlkit.agents.parse import ParsedClues
 from rlkit.agents.prompt import CountTokens, Messages, build_messages, shown_text
 from rlkit.agents.recording import CollectReport
+from rlkit.config import load_object, named_object
 from rlkit.errors import DataError
 from rlkit.library.tokenize import WIDE, Tokenizer
 from rlkit.practice.collect_run import collect_run
 from rlkit.practice.environment import RoundResult, SearchRoundEnv, clue_values, create_environment
+from rlkit.practice.examples import search_examples
 from rlkit.practice.source import chosen_states, load_library, rounds_folder
-from rlkit.practice.splits import PARTS, kept_splits
+from rlkit.practice.splits import NAME, PARTS, kept_splits
 from rlkit.rounds.checkpoints import RLCheckpointLoader, ScanReport
 from rlkit.rounds.split import Splits
 from rlkit.rounds.state import State
@@ -39,7 +41,9 @@ class Score:
 class Task(Protocol):
     """All that the trainers know of what is learnt.
 
-    Optional: `lineage()` for the run's `lineage.json`, `take_metrics()` for `metrics.jsonl`.
+    Optional: `examples()`, what SFT learns; `step_metrics`, {component: metric} of numbers whose
+    means stand in `metrics.jsonl`; `take_metrics()`, what else stands there; `metrics` and
+    `primary`, the columns of an evaluation; `lineage()` for `lineage.json`.
     """
 
     def states(self, split: str) -> list[Any]:
@@ -61,6 +65,16 @@ class SearchTask:
     States that miss no known document are left out of every part; `left_out` counts them.
     `count_tokens` measures prompts; set it to the model's own count once that is loaded.
     """
+
+    step_metrics: ClassVar[dict[str, str]] = {
+        "important_rate": "important_rate",
+        "discovery_rate": "discovery_rate",
+        "n_clues": "clues_per_action",
+        "distinct_clue_ratio": "distinct_clue_ratio",
+        "grounded_clue_ratio": "grounded_clue_ratio",
+        "invalid": "invalid_share",
+        "documents_read": "documents_read",
+    }
 
     def __init__(
         self,
@@ -99,6 +113,18 @@ class SearchTask:
             Score(result.reward.total, self._components(clues, result, shown))
             for clues, result in zip(parsed, results, strict=True)
         ]
+
+    def examples(self) -> list[tuple[State, str]]:
+        """(state, completion) of the recorded actions of the train split that a warm start learns
+        from. Raises DataError where there are none."""
+        found = search_examples(self.states("train"), self.config)
+        if not found:
+            raise DataError(
+                "there is nothing to warm up on: no recorded action of the train split found a "
+                "missing document with words that stand in its state; collect with another policy, "
+                "or set model.init_adapter to null."
+            )
+        return found
 
     def take_metrics(self) -> dict[str, float | None]:
         """What the environment counted since the last call."""
@@ -143,6 +169,19 @@ class SearchTask:
         }
 
 
+def build_task(
+    config: Any,
+    run: Any,
+    progress: Callable[[Any], None] | None = None,
+    count_tokens: CountTokens | None = None,
+) -> Any:
+    """The task that `config.task` names: `search`, `answers`, or a user's own, which is called as
+    the built-in ones are: (config, run, progress=..., count_tokens=...)."""
+    build = named_object(config.task, TASKS, "task")
+    build = load_object(build) if isinstance(build, str) else build
+    return build(config, run, progress=progress, count_tokens=count_tokens)
+
+
 def build_search_task(
     config: Any,
     run: Any,
@@ -150,8 +189,9 @@ def build_search_task(
     count_tokens: CountTokens | None = None,
 ) -> SearchTask:
     """The search task of a run: library, rounds (collected into the run's folder where
-    `data.rounds_path` names none), the split kept in `splits.json`, and the environment.
-    `count_tokens` measures prompts where `served` is among `data.collectors`.
+    `data.rounds_path` names none), the split kept in `splits.json`, and the environment. Once
+    there is a split, nothing more is collected: it would stay out. `progress` hears of the
+    collecting; `count_tokens` measures prompts where `served` is among `data.collectors`.
 
     Raises DataError where no state is left to train on.
     """
@@ -159,7 +199,8 @@ def build_search_task(
     cache = Path(config.output_root) / ".index"
     env = create_environment(config, library, cache)
     folder = rounds_folder(config, run.folder)
-    if config.data.rounds_path is None:
+    is_split = (Path(run.folder) / NAME).exists()
+    if config.data.rounds_path is None and not is_split:
         collect_run(
             config,
             folder,
@@ -168,12 +209,16 @@ def build_search_task(
             progress=progress,
             count_tokens=count_tokens,
         )
+    if hasattr(env.checker, "prepare"):  # a judge that refuses ends it before a model is loaded
+        env.checker.prepare()
     data = config.data
     loader = RLCheckpointLoader(
         folder, data.min_clues_per_round, data.max_samples_per_question, config.seed
     )
     scan = loader.load_data()
     samples = chosen_states(loader.extract_training_samples(), data.max_questions)
+    if is_split:  # which may name states of failed runs that were current then
+        samples += loader.superseded
     _check_corpus(samples, env)
     task = SearchTask(kept_splits(run.folder, samples, config), env, config, scan=scan)
     task.damaged = tuple(loader.damaged)
@@ -183,6 +228,10 @@ def build_search_task(
             "document, so there is nothing to learn; record rounds of more questions."
         )
     return task
+
+
+# by name where the floor plan has it further down, so that nothing is imported from below
+TASKS = {"search": build_search_task, "answers": "rlkit.answers.task:build_answer_task"}
 
 
 def _check_corpus(samples: Sequence[State], env: SearchRoundEnv) -> None:
