@@ -59,6 +59,11 @@ class Game:
         self.lost = False  # ended as failed
         self.plan = Plan("", "")
 
+    @property
+    def round(self) -> int:
+        """The round that is being played, from 1 to `max_rounds`; failed ones do not count."""
+        return min(max(len(self.played), 1), self.team.max_rounds)
+
     def begin(self) -> None:
         """Make the tables before the first round, and plan it."""
         tables, error = Tables(), None

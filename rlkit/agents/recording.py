@@ -4,25 +4,36 @@ is continued, and a second call adds nothing that is there already."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlkit.agents.game import Recorded
+from rlkit.agents.game import Game, Recorded
 from rlkit.agents.side_by_side import play_each
 from rlkit.agents.team import Team
 from rlkit.errors import ConfigError
 from rlkit.files import check_id
 from rlkit.library.corpus import Question
+from rlkit.rounds.checkpoints import failure_of
 from rlkit.rounds.reading import DamagedFile, read_recorded
 from rlkit.rounds.state import FAILED, FINISHED, MetaFile
 from rlkit.rounds.writer import META_NAME, RoundWriter, run_folders
+
+MAX_TRIES = 3  # of a question that fails
+EVERY = 10.0  # seconds from one line of `now_and_then` to the next
+NAMED = 5  # questions that a report names
+Progress = Callable[["CollectReport"], None]
 
 
 @dataclass(slots=True)
 class CollectReport:
     """What one collector did so far; counts, seconds of wall time, and, where agents ask a server,
-    the tokens of their prompts and replies, and what they cost, where prices are known."""
+    the tokens of their prompts and replies, and what they cost, where prices are known.
+
+    `failed` questions are those without a finished run: played in vain now, or `given_up`, each
+    with its reason, after MAX_TRIES earlier tries. `in_play` counts the questions in each round.
+    """
 
     collector: str
     questions: int
@@ -38,12 +49,18 @@ class CollectReport:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
+    given_up: list[str] = field(default_factory=list)
+    in_play: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Questions that are still to be played to their end."""
+        return self.questions - self.skipped - len(self.given_up) - self.played
 
     @property
     def seconds_left(self) -> float | None:
         """What the rest takes if it goes on at this pace; None before the first question."""
-        left = self.questions - self.skipped - self.played
-        return self.seconds / self.played * left if self.played else None
+        return self.seconds / self.played * self.left if self.played else None
 
     def __str__(self) -> str:
         failures = f", {self.failed} failed (first: {self.first_failure})" if self.failed else ""
@@ -55,27 +72,39 @@ class CollectReport:
             else ""
         )
         tokens += f", cost {self.cost:.2f}" if self.cost else ""
+        rounds = (f"{count} at round {number}" for number, count in sorted(self.in_play.items()))
+        in_play = f"; in play: {', '.join(rounds)}" if self.in_play else ""
         left = f"; about {_duration(self.seconds_left)} left" if self.seconds_left else ""
         return (
             f"{self.collector}: {self.played} of {self.questions} questions played in "
             f"{self.seconds:.1f} s, {self.skipped} were recorded already{failures}; "
-            f"{self.rounds} rounds{lost}, {self.documents_read} documents read{tokens}{left}"
+            f"{self.rounds} rounds{lost}, {self.documents_read} documents read{tokens}{in_play}"
+            f"{left}{self._not_tried() if not self.left else ''}"
         )
+
+    def _not_tried(self) -> str:
+        """A line for each question that was given up, the first ones of many."""
+        lines = self.given_up[:NAMED]
+        if len(self.given_up) > NAMED:
+            lines.append(f"and {len(self.given_up) - NAMED} more questions in the same way")
+        return "".join(f"\n  not tried again: {line}" for line in lines)
 
 
 def collect(
     team: Team,
     questions: Sequence[Question],
     root: str | Path,
-    progress: Callable[[CollectReport], None] | None = None,
+    progress: Progress | None = None,
     batch_size: int | None = None,
 ) -> CollectReport:
     """Play every question that `team.collector` has not finished below `root` yet, and record it.
 
     Each question is written whole as soon as it ends, so that the work can be stopped at any time
-    and continued; failed questions are played again. Several are played at once, see `play_each`;
-    a model in this process writes for `batch_size` of them together. `progress` is called after
-    each question, and now and then in between. An agent may have `prepare()`, which is called
+    and continued. A question that failed is played again, in a new run that takes the failed one's
+    place among the samples (`RLCheckpointLoader`), but after MAX_TRIES failed runs it is given up
+    and named. Several are played at once, see `play_each`; a model in this process writes for
+    `batch_size` of them together. `progress` is called after each question, and now and then in
+    between. An agent may have `prepare()`, which is called
     first if there is anything to play. Raises DataError, before anything is played, for a question
     id that cannot name a folder, and AgentError where a server is not there.
     """
@@ -83,9 +112,8 @@ def collect(
         raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
     for question in questions:
         check_id(question.question_id, "the question id")
-    todo = [q for q in questions if not is_recorded(root, q.question_id, team.collector)]
     books = _Books(team, CollectReport(team.collector, len(questions)), progress)
-    books.report.skipped = len(questions) - len(todo)
+    todo = [question for question in questions if books.is_open(root, question.question_id)]
     writer = RoundWriter(root)
     for agent in team.agents if todo else ():
         if hasattr(agent, "prepare"):
@@ -96,21 +124,37 @@ def collect(
         books.enter(index, recorded)
         books.show()
 
-    play_each(team, todo, on_end, books.show, batch_size)
+    play_each(team, todo, on_end, books.show, batch_size, books.playing.__setitem__)
     books.bring_up_to_date()
+    if books.report.given_up and not todo:
+        books.show()
     return books.report
 
 
-def is_recorded(root: str | Path, question_id: str, collector: str) -> bool:
-    """Whether `collector` has finished this question below `root`; damaged runs do not count."""
+def now_and_then(log: Callable[[str], None], seconds: float = EVERY) -> Progress:
+    """A `progress` that logs a report every so many seconds at most, and the last one."""
+    last = time.monotonic()
+
+    def say(report: CollectReport) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds or not report.left:
+            last = time.monotonic()
+            log(str(report))
+
+    return say
+
+
+def recorded_runs(root: str | Path, question_id: str, collector: str) -> dict[Path, MetaFile]:
+    """What `collector` recorded of this question below `root`, by folder; damaged runs apart."""
+    runs = {}
     for folder in run_folders(Path(root) / question_id):
         try:
             meta = read_recorded(folder / META_NAME, MetaFile)
         except DamagedFile:
             continue
-        if meta.collector == collector and meta.status == FINISHED:
-            return True
-    return False
+        if meta.collector == collector:
+            runs[folder] = meta
+    return runs
 
 
 class _Books:
@@ -120,16 +164,36 @@ class _Books:
         self,
         team: Team,
         report: CollectReport,
-        progress: Callable[[CollectReport], None] | None,
+        progress: Progress | None,
     ) -> None:
         self.report, self.progress = report, progress
+        self.playing: dict[int, Game] = {}
         self._prices, self._usages = team.prices, [client.usage for client in team.clients]
         self._before = self._used()
         self._start = time.monotonic()
         self._failures: dict[int, str | None] = {}
 
+    def is_open(self, root: str | Path, question_id: str) -> bool:
+        """Whether a question must be played; if not, it is counted as skipped or given up."""
+        runs, report = recorded_runs(root, question_id, self.report.collector), self.report
+        if any(meta.status == FINISHED for meta in runs.values()):
+            report.skipped += 1
+            return False
+        failed = [folder for folder, meta in runs.items() if meta.status == FAILED]
+        if len(failed) < MAX_TRIES:
+            return True
+        reason = failure_of(runs[failed[-1]])
+        report.failed += 1
+        report.first_failure = report.first_failure or reason
+        report.given_up.append(
+            f"{question_id} failed {len(failed)} times, last: {reason} (to try it once more, "
+            f"delete {failed[-1]})"
+        )
+        return False
+
     def enter(self, index: int, recorded: Recorded) -> None:
         """Count one question that has ended."""
+        self.playing.pop(index, None)
         report, rounds = self.report, recorded.meta.rounds
         report.played += 1
         report.rounds += len(rounds)
@@ -137,12 +201,14 @@ class _Books:
         report.documents_read += len(recorded.rounds[-1].seen_docids)
         if recorded.meta.status == FAILED:
             report.failed += 1
-            self._failures[index] = rounds[-1].failed
+            self._failures[index] = failure_of(recorded.meta)
             report.first_failure = self._failures[min(self._failures)]
 
     def bring_up_to_date(self) -> None:
-        """Seconds and tokens as they are now."""
+        """Seconds, tokens, and rounds in play as they are now."""
         self.report.seconds = time.monotonic() - self._start
+        games = self.playing.copy().values()  # other threads add to it
+        self.report.in_play = dict(Counter(game.round for game in games))
         report, before, now = self.report, self._before, self._used()
         report.requests, report.prompt_tokens, report.completion_tokens = (
             round(a - b) for a, b in zip(now[:3], before[:3], strict=True)

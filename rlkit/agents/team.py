@@ -64,9 +64,14 @@ class Team:
         return list({id(client): client for client in clients if client is not None}.values())
 
     @property
+    def waits(self) -> bool:
+        """Whether an agent is `concurrent`: mostly it waits for a server."""
+        return any(map(is_concurrent, self.agents))
+
+    @property
     def threads(self) -> int:
         """How many questions can be played at once to any use."""
-        return self.concurrency if any(map(is_concurrent, self.agents)) else 1
+        return self.concurrency if self.waits else 1
 
     @property
     def writes_in_batches(self) -> bool:

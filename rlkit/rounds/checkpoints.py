@@ -13,7 +13,7 @@ from rlkit.errors import DataError, RlkitError
 from rlkit.files import check_id
 from rlkit.rounds.reading import Damaged, DamagedFile, read_recorded
 from rlkit.rounds.split import split_states
-from rlkit.rounds.state import SEARCH, MetaFile, RoundFile, RoundRef, State, make_state
+from rlkit.rounds.state import FAILED, SEARCH, MetaFile, RoundFile, RoundRef, State, make_state
 from rlkit.rounds.writer import META_NAME, round_name, run_folders
 
 
@@ -30,6 +30,7 @@ class ScanReport:
     too_few_clues: int = 0
     failed_rounds: int = 0
     over_the_cap: int = 0
+    superseded_runs: int = 0
     unfinished_runs: int = 0
     damaged_runs: int = 0
 
@@ -39,6 +40,7 @@ class ScanReport:
             f"{self.runs} runs, {self.rounds} rounds: {self.samples} samples; left out: "
             f"{self.not_search} rounds that are no search, {self.too_few_clues} with too few "
             f"clues, {self.failed_rounds} failed, {self.over_the_cap} over the cap per question, "
+            f"{self.superseded_runs} failed runs that were played again, "
             f"{self.unfinished_runs} unfinished runs, {self.damaged_runs} damaged runs"
         )
 
@@ -54,7 +56,9 @@ class RLCheckpointLoader:
     """Turns `<rounds_path>/<question_id>/run_NNN/` into states (DESIGN, section 6).
 
     Keeps SEARCH rounds with at least `min_clues_per_round` clues, at most
-    `max_samples_per_question` per question, chosen by `seed`.
+    `max_samples_per_question` per question, chosen by `seed`. A failed run gives no samples once
+    the same collector has played its question again, so that no round counts twice; `superseded`
+    has the states that it gave until then.
     """
 
     def __init__(
@@ -69,6 +73,9 @@ class RLCheckpointLoader:
         self.max_samples_per_question = max_samples_per_question
         self.seed = seed
         self.damaged: list[Damaged] = []
+        self.superseded: list[State] = []
+        self._failures: list[str] = []  # of the questions all of whose runs failed
+        self._questions = 0
         self._samples: list[State] | None = None
 
     def load_data(self) -> ScanReport:
@@ -77,10 +84,12 @@ class RLCheckpointLoader:
         Raises DataError where the folder is missing or holds no run at all.
         """
         report, self.damaged, self._samples = ScanReport(), [], []
+        self.superseded, self._failures = [], []
         for folder in self._question_folders():
             runs = self._read_runs(folder, report)
             if runs:
                 self._samples += self._samples_of(runs, report)
+        self._questions = report.questions
         if not report.runs + report.unfinished_runs + report.damaged_runs:
             raise DataError(
                 f"{self.rounds_path} holds no recorded rounds; looked for "
@@ -102,7 +111,7 @@ class RLCheckpointLoader:
             raise DataError(
                 f"{self.rounds_path} holds no SEARCH round with at least "
                 f"{self.min_clues_per_round} clues ({len(self.damaged)} damaged runs were set "
-                f"aside{first}); lower data.min_clues_per_round or record other rounds."
+                f"aside{first}); {self._what_failed()}"
             )
         return list(self._samples)
 
@@ -113,6 +122,17 @@ class RLCheckpointLoader:
         samples = self.extract_training_samples()
         splits = split_states(samples, train_ratio, 0.0, how, self.seed)
         return splits.train, splits.eval
+
+    def _what_failed(self) -> str:
+        """How many questions failed with the first reason, and what to do."""
+        other = "lower data.min_clues_per_round or record other rounds."
+        failed = len(self._failures)
+        if not failed:
+            return other
+        share = f"all {failed}" if failed == self._questions else f"{failed} of {self._questions}"
+        rest = "." if failed == self._questions else f", or {other}"
+        first = self._failures[0].rstrip(".")
+        return f"{share} questions failed; the first: {first}. Mend that and collect again{rest}"
 
     def _question_folders(self) -> list[Path]:
         try:
@@ -148,9 +168,26 @@ class RLCheckpointLoader:
         """The states of one question's runs, at most as many as the cap allows."""
         gold = next((run.meta.gold_docids for run in runs if run.meta.gold_docids), ())
         known = frozenset(gold) or _labelled_important(runs)
+        old = _superseded(runs)
+        current = [run for run in runs if run not in old]
         report.questions += 1
         report.questions_without_gold += not gold
-        report.runs += len(runs)
+        report.runs += len(current)
+        report.superseded_runs += len(old)
+        if all(run.meta.status == FAILED for run in current):
+            reason = failure_of(current[0].meta) or "no reason was recorded"
+            self._failures.append(f"{current[0].meta.question_id}: {reason}")
+        self.superseded += self._states_of(old, gold, known, ScanReport())
+        return self._states_of(current, gold, known, report)
+
+    def _states_of(
+        self,
+        runs: Sequence[_Run],
+        gold: Sequence[str],
+        known: frozenset[str],
+        report: ScanReport,
+    ) -> list[State]:
+        """The states of these runs that can be used, within the cap; `report` counts the rest."""
         states: list[State] = []
         for run in runs:
             for ref in run.meta.rounds:
@@ -180,6 +217,11 @@ class RLCheckpointLoader:
         report.over_the_cap += len(states) - cap
         generator = random.Random(f"{self.seed}/{states[0].question_id}")
         return [states[i] for i in sorted(generator.sample(range(len(states)), cap))]
+
+
+def failure_of(meta: MetaFile) -> str | None:
+    """Why a question's last failed round failed; None where no round has a reason."""
+    return next((ref.failed for ref in reversed(meta.rounds) if ref.failed), None)
 
 
 def discovery_by_round(states: Iterable[State]) -> dict[int, tuple[float, int]]:
@@ -239,6 +281,18 @@ def _state_before(
         recorded_results=run.files[ref.round].results,
         hops=run.meta.hops or len(set(gold)) or None,
     )
+
+
+def _superseded(runs: Sequence[_Run]) -> list[_Run]:
+    """The failed runs whose collector has played the question again, in the order given."""
+    last = {run.meta.collector: run.name for run in runs}
+    return [
+        run
+        for run in runs
+        if run.meta.status == FAILED
+        and run.meta.collector is not None
+        and last[run.meta.collector] != run.name
+    ]
 
 
 def _labelled_important(runs: Iterable[_Run]) -> frozenset[str]:

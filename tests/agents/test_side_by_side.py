@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -98,3 +99,16 @@ def test_the_caller_is_told_while_it_waits():
     told = []
     call_each([lambda: time.sleep(1.3), lambda: None], 2, on_wait=lambda: told.append(1))
     assert told
+
+
+def test_calls_made_aside_leave_the_caller_free_to_hear_even_of_a_single_one():
+    told, threads = [], []
+
+    def call():
+        threads.append(threading.current_thread())
+        time.sleep(1.3)
+
+    call_each([call], 1, on_wait=lambda: told.append(1), aside=True)
+    assert told and threads != [threading.current_thread()]
+    with pytest.raises(SystemExit, match="3"):  # whatever is raised there is raised here
+        call_each([lambda: sys.exit("3")], 1, aside=True)

@@ -1,6 +1,7 @@
 """Whole questions, and the collecting of many."""
 
 import json
+import shutil
 import threading
 import time
 from collections import defaultdict
@@ -8,9 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from rlkit.agents import side_by_side
 from rlkit.agents.checker import GoldChecker
 from rlkit.agents.planner import Plan, RulePlanner
-from rlkit.agents.recording import CollectReport, collect
+from rlkit.agents.recording import MAX_TRIES, CollectReport, collect, now_and_then
 from rlkit.agents.team import Team
 from rlkit.errors import AgentError, ConfigError, DataError, ModelError, ServerAwayError
 from rlkit.library.bm25 import BM25sBackend
@@ -177,6 +179,99 @@ def test_failed_questions_are_played_again(tmp_path):
     assert (report.failed, report.first_failure) == (2, "gone.")
     assert "2 failed (first: gone.)" in str(report)
     assert collect(team(*ELM_ADA), QUESTIONS, tmp_path).played == 2
+
+
+def test_a_failed_run_gives_way_to_the_next_try_so_that_no_round_counts_twice(tmp_path):
+    refused = team(ELM_ADA[0], ModelError("gone."))
+    for tries in (1, 2):
+        assert collect(refused, QUESTIONS[:1], tmp_path).failed == 1
+        loader = RLCheckpointLoader(tmp_path)
+        assert [s.state_id for s in loader.extract_training_samples()] == [f"q1/run_00{tries}/1"]
+    collect(team(*ELM_ADA), QUESTIONS[:1], tmp_path)
+    loader = RLCheckpointLoader(tmp_path)
+    report = loader.load_data()
+    assert (report.runs, report.superseded_runs, report.rounds) == (1, 2, 3)
+    assert [s.state_id for s in loader.extract_training_samples()] == [
+        "q1/run_003/1", "q1/run_003/2",
+    ]  # fmt: skip
+    assert [s.state_id for s in loader.superseded] == ["q1/run_001/1", "q1/run_002/1"]
+    assert "2 failed runs that were played again" in str(report)
+
+
+def test_after_three_failed_tries_a_question_is_left_out_and_named(tmp_path):
+    refused = team(ELM_ADA[0], ModelError("its text is refused."))
+    tried = [collect(refused, QUESTIONS[:1], tmp_path).played for _ in range(MAX_TRIES + 2)]
+    assert tried == [1, 1, 1, 0, 0]
+    lines = []
+    report = collect(team(*ELM_ADA), QUESTIONS, tmp_path, progress=now_and_then(lines.append))
+    assert (report.played, report.skipped, report.failed, report.left) == (1, 0, 1, 0)
+    assert report.seconds_left == 0.0
+    (line,) = lines  # the last one comes, however soon it is
+    assert line.endswith(
+        "\n  not tried again: q1 failed 3 times, last: its text is refused. (to try it once more, "
+        f"delete {tmp_path / 'q1' / 'run_003'})"
+    )
+    assert "1 failed (first: its text is refused.)" in line
+    assert collect(team(*ELM_ADA), QUESTIONS, tmp_path, now_and_then(lines.append)).played == 0
+    assert "not tried again: q1" in lines[1]  # also where nothing is left to play
+    assert collect(team(*ELM_ADA, collector="other"), QUESTIONS[:1], tmp_path).played == 1
+    shutil.rmtree(tmp_path / "q1" / "run_003")
+    assert collect(team(*ELM_ADA), QUESTIONS, tmp_path).failed == 0
+
+
+def test_many_questions_that_were_given_up_are_named_in_part():
+    report = CollectReport("me", 9, failed=9, given_up=[f"q{i} failed" for i in range(9)])
+    assert str(report).count("\n") == 6
+    assert str(report).endswith(
+        "q4 failed\n  not tried again: and 4 more questions in the same way"
+    )
+    report.given_up.pop()  # one is in play: the names wait for the end
+    assert "not tried again" not in str(report)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("batches", [False, True])
+def test_while_a_question_is_played_its_round_is_told(batches, waits, tmp_path, monkeypatch):
+    class Waiting(GoldChecker):
+        concurrent = waits
+
+        def check(self, state, documents):
+            time.sleep(0.1)
+            return super().check(state, documents)
+
+    class Batch(Script):
+        def write_batch(self, states):
+            return [self.write(state) for state in states]
+
+    texts = (*ELM_ADA[:2], "<clue>row of trees</clue>")
+    players = team(*texts, checker=Waiting(CORPUS), concurrency=1)
+    if batches:
+        players.executor = Batch(*texts)
+    monkeypatch.setattr(side_by_side, "TICK", 0.02)
+    in_play, lines = [], []
+
+    def progress(report):
+        in_play.append(dict(report.in_play))
+        lines.append(str(report))
+
+    collect(players, QUESTIONS[:1], tmp_path, progress)
+    assert {2: 1} in in_play and {3: 1} in in_play
+    assert in_play[-1] == {} and "in play" not in lines[-1]  # nothing is, at the end
+    assert any("; in play: 1 at round 2" in line for line in lines)
+
+
+def test_reports_are_logged_now_and_then_and_at_the_end():
+    lines = []
+    say = now_and_then(lines.append, seconds=3600)
+    report = CollectReport("me", questions=2, played=1)
+    say(report)
+    assert lines == []
+    report.played = 2
+    say(report)
+    assert len(lines) == 1
+    eager = now_and_then(lines.append, seconds=0)
+    eager(CollectReport("me", questions=2))
+    assert len(lines) == 2
 
 
 def test_unsafe_question_ids_are_refused_before_anything_is_played(tmp_path):

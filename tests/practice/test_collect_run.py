@@ -65,7 +65,9 @@ def test_three_live_agents_of_the_parameters_share_one_client(tmp_path):
     assert {meta["agents"]["planner"] for meta in metas} == {"llm toy, prompt 1"}
     assert report.cost == pytest.approx(report.requests * (5 * 1000 + 7 * 2000) / 1e6)
     first = next(line for line in lines if line.startswith("scripted: 1 of 6"))
-    assert re.search(r"questions played in .* tokens, cost \S+; about \S+ s left$", first)
+    assert re.search(
+        r"questions played in .* tokens, cost \S+; in play: \d at round 1; about \S+ s left$", first
+    )
     assert re.search(r"\d+ requests, \d[\d,]* \+ \d[\d,]* tokens, cost \d+\.\d\d$", str(report))
 
 

@@ -134,6 +134,28 @@ def test_rounds_recorded_later_do_not_move_the_split(tmp_path: Path) -> None:
     assert [s.state_id for s in again.states("train")] == [s.state_id for s in task.states("train")]
 
 
+def test_a_failed_question_that_is_played_again_later_leaves_the_split_as_it_was(
+    tmp_path: Path,
+) -> None:
+    run = demo_run(tmp_path, min_clues_per_round=1)
+    collect_run(run.config, run.rounds_folder)
+    for path in run.rounds_folder.glob("*/run_001/meta.json"):  # as if the last round had failed
+        meta = json.loads(path.read_text())
+        path.write_text(json.dumps({**meta, "status": "failed"}))
+    task = build_search_task(run.config, run)
+    assert len(list(run.rounds_folder.glob("*/run_002"))) == 12  # tried again before the split
+    for path in run.rounds_folder.glob("*/run_002/meta.json"):
+        meta = json.loads(path.read_text())
+        path.write_text(json.dumps({**meta, "status": "failed"}))
+    assert build_search_task(run.config, run).scan.superseded_runs == 12
+    assert not list(run.rounds_folder.glob("*/run_003"))  # not after it
+    collect_run(run.config, run.rounds_folder)
+    again = build_search_task(run.config, run)
+    for part in ("train", "dev", "eval"):
+        assert again.states(part) == task.states(part)
+        assert {state.state_id.split("/")[1] for state in again.states(part)} <= {"run_002"}
+
+
 def test_a_kept_split_whose_states_are_gone_or_that_is_damaged_is_an_error(tmp_path: Path) -> None:
     run = demo_run(tmp_path)
     build_search_task(run.config, run)

@@ -193,6 +193,42 @@ def test_no_usable_round_says_why(tmp_path):
         loader(tmp_path).extract_training_samples()
 
 
+def test_where_every_question_failed_the_error_names_the_first_reason(tmp_path):
+    failed = {"refs": [ref(1, (), failed="the text is refused.")], "status": "failed"}
+    write_run(tmp_path, "q1", collector="me", **failed)
+    write_run(tmp_path, "q2", collector="me", **failed)
+    with pytest.raises(DataError, match=r"; all 2 questions failed; the first: q1: the text is re"):
+        loader(tmp_path).extract_training_samples()
+    write_run(tmp_path, "q3", refs=[ref(1, ("one",))])
+    with pytest.raises(
+        DataError,
+        match=r"; 2 of 3 questions failed; .* refused\. Mend that and collect again, or l",
+    ):
+        loader(tmp_path).extract_training_samples()
+    write_run(tmp_path, "q4", refs=[], files=[round_file(0)], status="failed")
+    assert loader(tmp_path).load_data().samples == 0
+
+
+def test_only_failed_runs_of_a_collector_that_played_again_are_superseded(tmp_path):
+    write_run(tmp_path, "q1", collector="me", status="failed")
+    write_run(tmp_path, "q1", collector="other", status="failed")
+    write_run(tmp_path, "q1", status="failed")  # of another system: nobody knows whose
+    write_run(tmp_path, "q1", collector="me")
+    write_run(tmp_path, "q1")
+    scan = loader(tmp_path, max_samples_per_question=99)
+    report = scan.load_data()
+    runs = {state.state_id.split("/")[1] for state in scan.extract_training_samples()}
+    assert runs == {"run_002", "run_003", "run_004", "run_005"}
+    assert (report.runs, report.superseded_runs, report.samples) == (4, 1, 12)
+
+
+def test_a_damaged_try_takes_no_place(tmp_path):
+    write_run(tmp_path, "q1", collector="me", status="failed")
+    (write_run(tmp_path, "q1", collector="me") / "round_001.json").write_text("{")
+    report = loader(tmp_path).load_data()
+    assert (report.damaged_runs, report.superseded_runs, report.samples) == (1, 0, 3)
+
+
 def test_discovery_by_round_is_averaged_within_a_question_first(tmp_path):
     write_run(tmp_path, "q1")  # round 1: 1 of 2 missing; round 2: 1 of 1; round 3: none missing
     write_run(tmp_path, "q1")
