@@ -12,7 +12,7 @@ from rlkit.agents.prompt import build_messages
 from rlkit.errors import RunError
 from rlkit.library.corpus import Corpus
 from rlkit.practice.source import load_library, sample_of
-from rlkit.practice.task import build_search_task
+from rlkit.practice.task import build_task
 from rlkit.results.evaluate import Evaluation, evaluate_policies
 from rlkit.run import Run
 from rlkit.training.adapters import REFERENCE, check_adapter
@@ -20,6 +20,8 @@ from rlkit.training.checkpointing import newest_checkpoint
 from rlkit.training.loop import load_model
 from rlkit.training.policy import ModelPolicy, prompt_counter
 from rlkit.training.text import token_counter
+
+SEARCHING = ("raw_question", "scripted", "oracle", "served")
 
 
 def evaluate_run(
@@ -37,12 +39,12 @@ def evaluate_run(
     `evaluation.json` in the run's folder, which is made where it is not there yet.
     """
     run = open_run(config)
-    task = build_search_task(config, run, count_tokens=prompt_counter(config))
+    task = build_task(config, run, count_tokens=prompt_counter(config))
     states = sample_of(task.states(config.evaluation.split), config.evaluation.max_states)
     if not states:
         raise RunError(
-            f"the split {config.evaluation.split!r} holds no state with a document left to find; "
-            "give more questions, or another evaluation.split."
+            f"the split {config.evaluation.split!r} holds no state, or none with a document left "
+            "to find; give more questions, or another evaluation.split."
         )
     policies, _ = wanted_policies(config, run, task, baseline, checkpoints, log)
     evaluation = evaluate_policies(
@@ -70,9 +72,11 @@ def wanted_policies(
     `evaluate_run` for which."""
     adapters = _checkpoints(run, baseline, checkpoints, log)
     wanted = _wanted(config, run, baseline, bool(checkpoints), list(adapters))
+    if not hasattr(task, "env"):  # they search; other tasks have nothing to look up
+        wanted = [name for name in wanted if name not in SEARCHING]
     if "tuned" in config.evaluation.policies and not adapters and not baseline:
         log(f"evaluation: {run.folder} has no checkpoint yet, so no tuned Executor is compared")
-    corpus = task.env.orchestrator.corpus
+    corpus = task.env.orchestrator.corpus if hasattr(task, "env") else None
     return build_policies(config, run, wanted, adapters, corpus, task, log), adapters
 
 
@@ -81,7 +85,7 @@ def build_policies(
     run: Run,
     names: Sequence[str],
     checkpoints: Mapping[str, Path],
-    corpus: Corpus,
+    corpus: Corpus | None,
     task: Any = None,
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:

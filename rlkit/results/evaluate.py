@@ -22,7 +22,13 @@ import pandas as pd
 from rlkit.errors import DataError
 from rlkit.files import read_json, write_json
 from rlkit.practice.reward import COUNT_KEYS
-from rlkit.results.statistics import Interval, PairedInterval, mean_interval, paired_interval
+from rlkit.results.statistics import (
+    Interval,
+    PairedInterval,
+    mean_interval,
+    paired_interval,
+    share_interval,
+)
 
 SCHEMA = 1
 BASELINES = ("untouched", "warm_start", "raw_question")
@@ -40,11 +46,13 @@ REWARD_PARTS = COUNT_KEYS
 
 
 class Metric(NamedTuple):
-    """A column of the evaluation: its title, its unit, and whether it needs a judged action."""
+    """A column of the evaluation: its title, its unit, whether it needs a judged action, and
+    whether it is 0 or 1 for each, so that its mean is a share with an exact interval."""
 
     title: str
     unit: str
     judged: bool
+    share: bool = False
 
 
 METRICS = {
@@ -55,10 +63,9 @@ METRICS = {
     "n_clues": Metric("Clues", "per action", False),
     "invalid": Metric("Invalid actions", "share of actions", False),
 }
-_COLUMNS = (
-    "policy", "state_id", "question_id", "hops", "round", *METRICS, "unjudged", "documents_read",
-    "completion", "clues", "documents",
-)  # fmt: skip
+PRIMARY = "discovery_rate"
+_COLUMNS = ("policy", "state_id", "question_id", "completion")
+_SEARCH_COLUMNS = ("hops", "round", "unjudged", "documents_read", "clues", "documents")
 _STATE_KEYS = (
     "state_id", "question_id", "question", "subgoal", "round", "hops", "n_seen", "n_missing",
     "missing",
@@ -70,8 +77,9 @@ _WHOLE = ("hops", "round", "unjudged", "documents_read")
 class Evaluation:
     """One row a (policy, state) in `frame`, what each state showed in `states`, and the `facts`.
 
-    facts: `split`, `known` (gold, recorded or mixed), `split_sizes`, `reward_values`, and
-    `left_out`, the split's states that the task never gave, since they have nothing missing.
+    facts: `split`, `split_sizes`, for the search task `known` (gold, recorded or mixed),
+    `reward_values`, and `left_out`, the split's states that the task never gave, since they have
+    nothing missing; for other tasks `metrics` and `primary`, where they have their own.
     """
 
     frame: pd.DataFrame
@@ -82,6 +90,22 @@ class Evaluation:
     def policies(self) -> list[str]:
         """The policies' names in the order in which they were evaluated."""
         return list(dict.fromkeys(self.frame["policy"]))
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The columns that are compared, by name."""
+        own = self.facts.get("metrics")
+        return {name: Metric(*row) for name, row in own.items()} if own else METRICS
+
+    @property
+    def primary(self) -> str:
+        """The metric of the headline."""
+        return self.facts.get("primary", PRIMARY)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the policies are called in words."""
+        return NAMES if "metrics" not in self.facts else NAMES | {"tuned": "tuned model"}
 
     @property
     def n_questions(self) -> int:
@@ -96,7 +120,7 @@ class Evaluation:
     def judged_rows(self, policy: str, metric: str) -> pd.DataFrame:
         """The policy's rows that have a value of the metric (see the head of this file)."""
         rows = self.frame[self.frame["policy"] == policy]
-        if METRICS[metric].judged:
+        if self.metrics[metric].judged:
             rows = rows[rows["reward"].notna()]
         return rows[rows[metric].notna()]
 
@@ -107,7 +131,9 @@ class Evaluation:
 
     def interval(self, policy: str, metric: str) -> Interval:
         """Mean over questions of the metric, with its 95 % interval."""
-        return mean_interval(self.question_values(policy, metric).values())
+        values = self.question_values(policy, metric).values()
+        exact = self.metrics[metric].share and set(values) <= {0.0, 1.0}
+        return share_interval(values) if exact else mean_interval(values)
 
     def paired(self, policy: str, baseline: str, metric: str) -> tuple[dict, dict]:
         """Both policies' values by question, over the states that count under both."""
@@ -128,7 +154,7 @@ class Evaluation:
         rows = []
         for policy in self.policies:
             unjudged = int(self.frame.loc[self.frame["policy"] == policy, "reward"].isna().sum())
-            for metric in METRICS:
+            for metric in self.metrics:
                 n, mean, low, high = self.interval(policy, metric)
                 row = {"policy": policy, "metric": metric, "mean": mean, "low": low, "high": high}
                 n_states = len(self.judged_rows(policy, metric))
@@ -144,7 +170,7 @@ class Evaluation:
         """One row a (pair, metric): mean of policy - baseline by question, interval, verdict."""
         rows = []
         for policy, baseline in self.pairs():
-            for metric in METRICS:
+            for metric in self.metrics:
                 interval = self.difference(policy, baseline, metric)
                 row = {"policy": policy, "baseline": baseline, "metric": metric}
                 rows.append(row | interval._asdict() | {"verdict": interval.verdict})
@@ -191,7 +217,8 @@ def evaluate_policies(
 
     A policy with `write_batch` is asked for `batch_size` states at a time. One that is `deep`
     (the raw question) is searched deeply enough to read `max_documents` new documents with a
-    single clue. `progress(done, total, policy)` is called after each batch.
+    single clue. A task's own `metrics` and `primary` take the place of the search's.
+    `progress(done, total, policy)` is called after each batch.
     """
     rows = []
     total = len(policies) * len(states)
@@ -203,8 +230,9 @@ def evaluate_policies(
                 rows.append(_row(name, state, text, score))
             if progress is not None:
                 progress(len(rows), total, name)
-    facts = {"split": split, "known": _known(states), **_task_facts(task, split)}
-    return Evaluation(_frame(rows), tuple(_state_row(state) for state in states), facts)
+    facts = {"split": split, **_task_facts(task, split, states)}
+    kept = tuple(_state_row(state) for state in states)
+    return Evaluation(_frame(rows, facts), kept, facts)
 
 
 def load_evaluation(path: str | Path) -> Evaluation:
@@ -218,7 +246,9 @@ def load_evaluation(path: str | Path) -> Evaluation:
         raise DataError(f"{path} has schema {found!r}, not {SCHEMA}; evaluate the run again.")
     if not (isinstance(data.get("rows"), list) and isinstance(data.get("states"), list)):
         raise DataError(f"{path} lacks its lists 'rows' and 'states'; evaluate the run again.")
-    for kind, wanted in (("rows", _COLUMNS), ("states", _STATE_KEYS)):
+    worked_out = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences")
+    facts = {k: v for k, v in data.items() if k not in (*worked_out, "states", "rows")}
+    for kind, wanted in (("rows", _columns(facts)), ("states", _STATE_KEYS)):
         for number, row in enumerate(data[kind]):
             missing = [k for k in wanted if k not in row] if isinstance(row, dict) else wanted
             if missing:
@@ -226,13 +256,11 @@ def load_evaluation(path: str | Path) -> Evaluation:
                     f"{path}: {kind}[{number}] lacks {missing[0]!r}; evaluate the run again."
                 )
     try:
-        frame = _frame(data["rows"])
+        frame = _frame(data["rows"], facts)
     except (ValueError, TypeError) as error:
         raise DataError(
             f"{path}: a value in `rows` is no number ({error}); evaluate the run again."
         ) from error
-    worked_out = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences")
-    facts = {k: v for k, v in data.items() if k not in (*worked_out, "states", "rows")}
     return Evaluation(frame, tuple(data["states"]), facts)
 
 
@@ -260,11 +288,18 @@ def _row(policy: str, state: Any, text: str, score: Any) -> dict[str, Any]:
     return {"policy": policy, **place, **score.components, **written}
 
 
-def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    extra = dict.fromkeys(key for row in rows for key in row if key not in _COLUMNS)
-    frame = pd.DataFrame(list(rows), columns=[*_COLUMNS, *extra])
-    types = dict.fromkeys(METRICS, "float64") | dict.fromkeys(_WHOLE, "Int64")
-    return frame.astype(types)
+def _columns(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """What every row has: the metrics, and for the search task what it found."""
+    own = facts.get("metrics")
+    return (*_COLUMNS, *own) if own else (*_COLUMNS, *METRICS, *_SEARCH_COLUMNS)
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> pd.DataFrame:
+    columns = _columns(facts)
+    extra = dict.fromkeys(key for row in rows for key in row if key not in columns)
+    frame = pd.DataFrame(list(rows), columns=[*columns, *extra])
+    numbers = dict.fromkeys(facts.get("metrics") or METRICS, "float64")
+    return frame.astype(numbers | {name: "Int64" for name in _WHOLE if name in columns})
 
 
 def _state_row(state: Any) -> dict[str, Any]:
@@ -288,9 +323,14 @@ def _known(states: Sequence[Any]) -> str:
     return kinds.pop() if len(kinds) == 1 else "mixed"
 
 
-def _task_facts(task: Any, split: str) -> dict[str, Any]:
-    """Split sizes, states left out and reward values, of tasks that have them."""
+def _task_facts(task: Any, split: str, states: Sequence[Any]) -> dict[str, Any]:
+    """Split sizes; metrics of the task's own, or what only the search task has."""
     facts: dict[str, Any] = {"left_out": getattr(task, "left_out", {}).get(split, 0)}
+    if hasattr(task, "metrics"):
+        facts["metrics"] = {name: list(metric) for name, metric in task.metrics.items()}
+        facts["primary"] = getattr(task, "primary", next(iter(task.metrics)))
+    else:
+        facts["known"] = _known(states)
     if hasattr(task, "splits"):
         facts["split_sizes"] = task.splits.describe()
     if hasattr(task, "env"):

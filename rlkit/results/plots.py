@@ -1,7 +1,7 @@
 """Figures of a run, each usable by itself in a notebook: titles, units, n and intervals on them.
 
     learning_curves(run.metrics)                       # raw points and a moving mean
-    discovery_by_policy(evaluation)                    # with 95 % intervals
+    metric_by_policy(evaluation)                       # with 95 % intervals
     reward_components(evaluation)                      # what the reward is made of
     question_differences(evaluation, "tuned", "untouched")
 
@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rlkit.results.evaluate import METRICS, NAMES, REWARD_PARTS, Evaluation
+from rlkit.results.evaluate import REWARD_PARTS, Evaluation
 from rlkit.results.statistics import paired_differences, paired_interval
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart.
@@ -38,6 +38,8 @@ PART_COLOURS = dict(zip(REWARD_PARTS, _PARTS, strict=True))
 CURVES = {
     "reward": ("Reward", "per action", "eval/reward"),
     "discovery_rate": ("Discovery rate", "share of missing documents", "eval/discovery_rate"),
+    "accuracy": ("Accuracy", "share of answers", "eval/accuracy"),
+    "format": ("Answers in the wanted form", "share of answers", "eval/format"),
     "important_rate": ("Important rate", "share of documents read", None),
     "kl": ("KL to the reference (k3)", "nats per token", "eval/kl"),
     "entropy": ("Entropy", "nats per token", None),
@@ -102,23 +104,27 @@ def learning_curves(
     return figure
 
 
-def discovery_by_policy(evaluation: Evaluation) -> Figure:
-    """Discovery rate of each policy: mean over questions, 95 % interval, each question a dot."""
-    names = evaluation.policies
+def metric_by_policy(evaluation: Evaluation, metric: str | None = None) -> Figure:
+    """A metric of each policy (default: the primary one, discovery rate or accuracy): mean over
+    questions, 95 % interval, each question a dot."""
+    names, metric = evaluation.policies, metric or evaluation.primary
     figure, (ax,) = new_figure(5.2, 1.4 + 0.55 * max(1, len(names)))
     n = 0
     for place, name in enumerate(names):
-        values = sorted(evaluation.question_values(name, "discovery_rate").values())
-        interval = evaluation.interval(name, "discovery_rate")
+        values = sorted(evaluation.question_values(name, metric).values())
+        interval = evaluation.interval(name, metric)
         n = max(n, interval.n)
         _spread(ax, values, place)
         if interval.mean is not None:
             _interval_bar(ax, interval, place)
-    ax.set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])
+    ax.set_yticks(range(len(names)), [evaluation.names.get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
-    ax.set_xlim(-0.04, 1.04)
-    label_axes(ax, f"Discovery rate by policy (n = {n} questions)", METRICS["discovery_rate"].unit)
-    figure.supxlabel("dots: questions · diamond: mean · line: 95 % interval (Student's t)", size=8)
+    title, unit, _, share = evaluation.metrics[metric]
+    if unit.startswith("share"):
+        ax.set_xlim(-0.04, 1.04)
+    label_axes(ax, f"{title} by policy (n = {n} questions)", unit)
+    kind = "exact" if share else "Student's t"
+    figure.supxlabel(f"dots: questions · diamond: mean · line: 95 % interval ({kind})", size=8)
     return figure
 
 
@@ -141,7 +147,7 @@ def reward_components(evaluation: Evaluation) -> Figure:
             label=f"{part.replace('_', ', ')} ({worth:g})" if values else part.replace("_", ", "),
         )  # fmt: skip
         right, left = right + np.maximum(sizes, 0), left + np.minimum(sizes, 0)
-    ax.set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])
+    ax.set_yticks(range(len(names)), [evaluation.names.get(name, name) for name in names])
     ax.invert_yaxis()
     ax.axvline(0, color=GREY, linewidth=0.8)
     unit = "reward per action" if values else "documents per action"
@@ -154,9 +160,11 @@ def reward_components(evaluation: Evaluation) -> Figure:
 
 
 def question_differences(
-    evaluation: Evaluation, a: str, b: str, metric: str = "discovery_rate"
+    evaluation: Evaluation, a: str, b: str, metric: str | None = None
 ) -> Figure:
-    """The difference a - b of each question, sorted, with the mean and its 95 % interval."""
+    """The difference a - b of each question in a metric (default: the primary one), sorted, with
+    the mean and its 95 % interval."""
+    metric, names = metric or evaluation.primary, evaluation.names
     pair = evaluation.paired(a, b, metric)
     values, interval = sorted(paired_differences(*pair).values()), paired_interval(*pair)
     figure, (ax,) = new_figure(5.2, 3.0)
@@ -169,7 +177,7 @@ def question_differences(
         ax.axhline(interval.mean, color=BLUE, linewidth=1.2)
         if interval.low is not None:
             ax.axhspan(interval.low, interval.high, color=BLUE, alpha=0.18, linewidth=0)
-    title = f"{METRICS[metric].title}: {NAMES.get(a, a)} minus {NAMES.get(b, b)}"
+    title = f"{evaluation.metrics[metric].title}: {names.get(a, a)} minus {names.get(b, b)}"
     counts = f"n = {interval.n} questions, {interval.non_zero} differ"
     label_axes(ax, f"{title}\n({counts})", "questions, sorted · blue: mean and 95 % interval")
     ax.set_ylabel("difference")

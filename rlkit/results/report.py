@@ -23,7 +23,7 @@ from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, DataError, RunError
 from rlkit.files import flat, read_object, write_text
 from rlkit.results import plots
-from rlkit.results.evaluate import METRICS, NAMES, REWARD_PARTS, Evaluation, load_evaluation
+from rlkit.results.evaluate import PRIMARY, REWARD_PARTS, Evaluation, load_evaluation
 from rlkit.results.statistics import ENOUGH_NON_ZERO, interval_text
 from rlkit.results.story import headline, known_text, pick_cases
 from rlkit.run import Run
@@ -84,8 +84,8 @@ def _content(folder: Path) -> dict[str, Any]:
         "alarms": said(metrics),
         "evaluation": evaluation,
         "results": None if evaluation is None else _results(evaluation),
-        "names": NAMES,
-        "metrics": METRICS,
+        "names": evaluation.names if evaluation else {},
+        "metrics": evaluation.metrics if evaluation else {},
         "parts": REWARD_PARTS,
         "enough": ENOUGH_NON_ZERO,
         "files": [(name, text) for name, text in FILES.items() if (folder / name).exists()],
@@ -167,18 +167,22 @@ def _data_uri(image: bytes) -> str:
 
 
 def _results(evaluation: Evaluation) -> dict[str, Any]:
-    found = {p: evaluation.interval(p, "discovery_rate") for p in evaluation.policies}
-    pairs = evaluation.pairs()
+    found = {p: evaluation.interval(p, evaluation.primary) for p in evaluation.policies}
+    pairs, title = evaluation.pairs(), evaluation.metrics[evaluation.primary].title
+    search = evaluation.primary == PRIMARY
     return {
+        "title": title,
+        "search": search,
         "headline": headline(evaluation),
         "known": known_text(evaluation),
         "table": [_policy_row(evaluation, policy) for policy in evaluation.policies],
-        "discovery": picture(
-            lambda: plots.discovery_by_policy(evaluation),
-            "Discovery rate by policy, mean and 95 % interval: "
+        "primary": picture(
+            lambda: plots.metric_by_policy(evaluation),
+            f"{title} by policy, mean and 95 % interval: "
             + "; ".join(f"{name} {interval_text(i)}" for name, i in found.items()),
         ),
-        "components": picture(
+        "components": search
+        and picture(
             lambda: plots.reward_components(evaluation),
             "What each policy's reward is made of; the table below has the numbers of documents.",
         ),
@@ -189,10 +193,11 @@ def _results(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _sorted_picture(evaluation: Evaluation, a: str, b: str) -> dict[str, str]:
-    text = interval_text(evaluation.difference(a, b, "discovery_rate"))
+    text = interval_text(evaluation.difference(a, b, evaluation.primary))
+    title = evaluation.metrics[evaluation.primary].title.lower()
     return picture(
         lambda: plots.question_differences(evaluation, a, b),
-        f"Difference of the discovery rate of each question, {a} minus {b}, sorted: mean {text}.",
+        f"Difference of the {title} of each question, {a} minus {b}, sorted: mean {text}.",
     )
 
 
@@ -202,7 +207,7 @@ def _policy_row(evaluation: Evaluation, policy: str) -> dict[str, Any]:
     parts = [plots.part_mean(evaluation, policy, part) for part in REWARD_PARTS if has_parts]
     return {
         "policy": policy,
-        "intervals": [evaluation.interval(policy, metric) for metric in METRICS],
+        "intervals": [evaluation.interval(policy, metric) for metric in evaluation.metrics],
         "n_states": len(rows),
         "unjudged": int(rows["reward"].isna().sum()),
         "parts": parts or None,
@@ -210,5 +215,6 @@ def _policy_row(evaluation: Evaluation, policy: str) -> dict[str, Any]:
 
 
 def _difference_row(evaluation: Evaluation, policy: str, baseline: str) -> dict[str, Any]:
-    intervals = [evaluation.difference(policy, baseline, metric) for metric in METRICS]
+    metrics = evaluation.metrics
+    intervals = [evaluation.difference(policy, baseline, metric) for metric in metrics]
     return {"policy": policy, "baseline": baseline, "intervals": intervals}

@@ -71,6 +71,17 @@ def mean_interval(values: Iterable[float | None]) -> Interval:
     return Interval(n, mean, mean - half, mean + half)
 
 
+def share_interval(values: Iterable[float | None]) -> Interval:
+    """Mean of values that are 0 or 1, one per question, with the exact interval of a share
+    (Clopper and Pearson 1934, "The use of confidence or fiducial limits", Biometrika 26)."""
+    kept = [v for v in values if v is not None and not math.isnan(v)]
+    if not kept:
+        return Interval(0, None, None, None)
+    right = round(sum(kept))
+    low, high = stats.binomtest(right, len(kept)).proportion_ci(CONFIDENCE, method="exact")
+    return Interval(len(kept), right / len(kept), float(low), float(high))
+
+
 def paired_interval(a: Mapping[str, float], b: Mapping[str, float]) -> PairedInterval:
     """Student's t interval of the differences a - b, paired by question.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rlkit.results.evaluate import BASELINES, METRICS, NAMES, NOT_TUNED, Evaluation, records
+from rlkit.results.evaluate import BASELINES, NOT_TUNED, Evaluation, records
 from rlkit.results.statistics import ENOUGH_NON_ZERO, PairedInterval
 
 _ENDINGS = {
@@ -14,20 +14,28 @@ _ENDINGS = {
 }
 
 
+# how the headline says a primary metric: "finds .67 of the missing documents where ... finds .55"
+_CLAIMS = {
+    "discovery_rate": ("finds", "of the missing documents"),
+    "accuracy": ("answers", "of the questions right"),
+}
+
+
 class Case(NamedTuple):
-    """One state and what each policy did in it; `kind` says why it is shown, `discovery` and
-    `reward` how much they changed from the policy `before` to the tuned one."""
+    """One state and what each policy did in it; `kind` says why it is shown, `primary` (discovery
+    rate or accuracy) and `reward` how much they changed from the policy `before` to the tuned
+    one."""
 
     kind: str
     before: str
-    discovery: float
+    primary: float
     reward: float
     state: dict[str, Any]
     actions: list[dict[str, Any]]
 
 
 def headline(evaluation: Evaluation) -> list[str]:
-    """One sentence for each baseline about the tuned Executor's discovery rate, n and interval."""
+    """One sentence for each baseline about the tuned policy's primary metric, n and interval."""
     tuned = _tuned(evaluation)
     if tuned is None:
         return ["No tuned policy has been evaluated yet, so there is nothing to compare."]
@@ -53,7 +61,7 @@ def pick_cases(evaluation: Evaluation) -> list[Case]:
     """Three states of different questions: the clearest win, the clearest loss, and a tie.
 
     Compared is the tuned policy with the untouched model (else the next baseline there is) by
-    discovery rate, then by reward. Where no loss or no tie exists, further states stand in for
+    the primary metric, then by reward. Where no loss or no tie exists, further states stand in for
     it. The same evaluation always gives the same cases.
     """
     tuned = _tuned(evaluation)
@@ -91,22 +99,22 @@ def _tuned(evaluation: Evaluation) -> str | None:
 
 
 def _sentence(evaluation: Evaluation, tuned: str, base: str) -> str:
-    interval = evaluation.difference(tuned, base, "discovery_rate")
+    metric = evaluation.primary
+    interval = evaluation.difference(tuned, base, metric)
     held_out = evaluation.facts.get("split") == "eval"
     questions = "held-out questions" if held_out else f"questions ({evaluation.facts.get('split')})"
-    names = (NAMES.get(tuned, tuned), NAMES.get(base, base))
+    names = [evaluation.names.get(name, name) for name in (tuned, base)]
     if interval.mean is None:
         return (
             f"The {names[0]} and the {names[1]} cannot be compared: no state of the {questions} "
             "that was judged under both has anything missing."
         )
-    a, b = (
-        sum(values.values()) / len(values)
-        for values in evaluation.paired(tuned, base, "discovery_rate")
-    )
+    a, b = (sum(values.values()) / len(values) for values in evaluation.paired(tuned, base, metric))
+    title = evaluation.metrics[metric].title.lower()
+    verb, what = _CLAIMS.get(metric, ("reaches", f"in {title}"))
     return (
-        f"The {names[0]} finds {a:.2f} of the missing documents where the {names[1]} finds {b:.2f} "
-        f"(discovery rate): a difference of {interval.mean:+.2f} ({_ends(interval)}, "
+        f"The {names[0]} {verb} {a:.2f} {what} where the {names[1]} {verb} {b:.2f} "
+        f"({title}): a difference of {interval.mean:+.2f} ({_ends(interval)}, "
         f"n = {interval.n} {questions}, of which {interval.non_zero} differ). {_ending(interval)}"
     )
 
@@ -126,11 +134,11 @@ def _ending(interval: PairedInterval) -> str:
 
 
 def _changes(evaluation: Evaluation, a: str, b: str) -> dict[str, tuple[float, float]]:
-    """By state that was judged under both: the change of discovery rate and that of reward."""
+    """By state that was judged under both: the change of the primary metric and of the reward."""
     ours, theirs = (evaluation.judged_rows(name, "reward").set_index("state_id") for name in (a, b))
-    change = (ours[list(METRICS)] - theirs[list(METRICS)]).dropna(subset=["reward"])
-    change = change[["discovery_rate", "reward"]].fillna(0.0).round(6)
-    return {state: (row.discovery_rate, row.reward) for state, row in change.iterrows()}
+    kept = list(dict.fromkeys([evaluation.primary, "reward"]))
+    change = (ours[kept] - theirs[kept]).dropna(subset=["reward"]).fillna(0.0).round(6)
+    return {state: (row[evaluation.primary], row["reward"]) for state, row in change.iterrows()}
 
 
 def _actions(evaluation: Evaluation, state_id: str, policies: list[str]) -> list[dict[str, Any]]:

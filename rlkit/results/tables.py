@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from rlkit.results.evaluate import METRICS, NAMES, Evaluation
+from rlkit.results.evaluate import NAMES, Evaluation
 from rlkit.results.statistics import interval_text
 from rlkit.results.story import Case
 
@@ -15,21 +15,23 @@ def summary_table(evaluation: Evaluation) -> pd.DataFrame:
     return pd.DataFrame(
         {
             metric.title: {
-                NAMES.get(policy, policy): interval_text(evaluation.interval(policy, name))
+                evaluation.names.get(policy, policy): interval_text(
+                    evaluation.interval(policy, name)
+                )
                 for policy in evaluation.policies
             }
-            for name, metric in METRICS.items()
+            for name, metric in evaluation.metrics.items()
         }
     )
 
 
 def differences_table(evaluation: Evaluation) -> pd.DataFrame:
     """One row a pair of policies and metric: mean difference by question, interval, verdict."""
-    rows = []
+    rows, names = [], evaluation.names
     for a, b in evaluation.pairs():
-        for name, metric in METRICS.items():
+        for name, metric in evaluation.metrics.items():
             found = evaluation.difference(a, b, name)
-            row = {"policies": f"{NAMES.get(a, a)} minus {NAMES.get(b, b)}", "metric": metric.title}
+            row = {"policies": f"{names.get(a, a)} minus {names.get(b, b)}", "metric": metric.title}
             rows.append(row | {"difference": interval_text(found), "verdict": found.verdict})
     return pd.DataFrame(rows)
 

@@ -16,7 +16,7 @@ from rlkit.training.text import decode, encode_prompt
 
 def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | None]:
     """Greedy actions on `states`: mean reward, mean KL (k3, per token) to the reference, and
-    the means of the numeric reward components."""
+    the means of the components that the task's `step_metrics` name."""
     prompts = [
         encode_prompt(
             trainer.tokenizer, trainer.task.prompt(s), trainer.config.model.enable_thinking
@@ -40,7 +40,7 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
             if score.reward is not None:  # as in the loss: what cannot be scored counts nowhere
                 kl += _kl_sum(trainer, prompts[i], ids)
                 tokens += len(ids)
-    names = ("important_rate", "discovery_rate", "invalid")
+    names = getattr(trainer.task, "step_metrics", {})
     parts = {name: mean([s.components.get(name) for s in scores]) for name in names}
     return {
         "reward": mean([score.reward for score in scores]),

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.files import new_folder, plain
-from rlkit.practice.examples import search_examples
 from rlkit.practice.source import sample_of
-from rlkit.practice.task import build_search_task
+from rlkit.practice.task import build_task
 from rlkit.run import Run
 from rlkit.training import alarms
 from rlkit.training.models import resolve_base_model
@@ -50,12 +49,13 @@ def train_run(
 
 
 def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
-    """Stage 1: documents, recorded rounds, and the states of each split."""
-    task = build_search_task(config, run, count_tokens=prompt_counter(config))
-    for damaged in task.damaged[:5]:
-        log(f"set aside: {damaged}")
-    if len(task.damaged) > 5:
-        log(f"set aside: {len(task.damaged) - 5} more runs with damaged files")
+    """Stage 1: what the task learns from, and the states of each split."""
+    task = build_task(config, run, count_tokens=prompt_counter(config))
+    damaged = getattr(task, "damaged", ())
+    for file in damaged[:5]:
+        log(f"set aside: {file}")
+    if len(damaged) > 5:
+        log(f"set aside: {len(damaged) - 5} more runs with damaged files")
     sizes = ", ".join(f"{len(task.states(name))} {name}" for name in ("train", "dev", "eval"))
     log(f"data: {sizes} states")
     return task
@@ -101,7 +101,7 @@ def warm_start(
     log: Log = print,
     progress: Callable[[dict], None] | None = None,
 ) -> Path:
-    """Fine-tune on recorded actions that found something; the adapter's folder `sft/adapter`.
+    """Fine-tune on the task's examples; the adapter's folder `sft/adapter`.
 
     A warm start that is there already is used as it is.
     """
@@ -111,11 +111,9 @@ def warm_start(
         return folder
     model, tokenizer = load_model(config, None, log)
     task.count_tokens = token_counter(tokenizer)
-    pairs = [
-        (task.prompt(state), text) for state, text in search_examples(task.states("train"), config)
-    ]
+    pairs = [(task.prompt(state), text) for state, text in task.examples()]
     examples = encode_examples(tokenizer, pairs, config.model.enable_thinking)
-    log(f"warm start: {len(examples)} recorded actions that found something")
+    log(f"warm start: {len(examples)} examples")
     rows = train_sft(model, examples, config.sft, config.seed, progress=progress or _said(log))
     return save_warm_start(model, rows, folder)
 
@@ -238,11 +236,13 @@ def step_line(metrics: dict[str, Any]) -> str:
     shown = {
         "reward": metrics.get("reward"),
         "discovery": metrics.get("discovery_rate"),
+        "accuracy": metrics.get("accuracy"),
         "kl": metrics.get("kl"),
         "invalid": metrics.get("invalid_share"),
         "seconds": metrics.get("step_time"),
         "dev reward": metrics.get("eval/reward"),
         "dev discovery": metrics.get("eval/discovery_rate"),
+        "dev accuracy": metrics.get("eval/accuracy"),
     }
     parts = [f"{name} {value:.3g}" for name, value in shown.items() if value is not None]
     return f"step {metrics['step']}: " + ", ".join(parts)

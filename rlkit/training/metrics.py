@@ -17,7 +17,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,6 @@ from torch import Tensor
 from rlkit.training.grpo import k3
 from rlkit.training.rollout import Group, mean
 
-# Components of a score whose mean is a metric, where a task gives them.
-COMPONENT_METRICS = {
-    "important_rate": "important_rate",
-    "discovery_rate": "discovery_rate",
-    "n_clues": "clues_per_action",
-    "distinct_clue_ratio": "distinct_clue_ratio",
-    "grounded_clue_ratio": "grounded_clue_ratio",
-    "invalid": "invalid_share",
-    "documents_read": "documents_read",
-}
-
 
 def step_metrics(
     groups: Sequence[Group],
@@ -46,8 +36,10 @@ def step_metrics(
     clock: dict[str, float],
     seconds: float,
     settings: Any,
+    components: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl, without step and epoch."""
+    """One line of metrics.jsonl, without step and epoch. `components` are those parts of a score
+    whose mean is a metric, with its name (the task's `step_metrics`)."""
     scores = [score for group in groups for score in group.scores]
     lengths = [int(row.sum()) for group in groups for row in group.sampled.mask]
     total = {key: sum(s.get(key, 0.0) for s in stats) for key in {k for s in stats for k in s}}
@@ -67,7 +59,7 @@ def step_metrics(
         "unjudged_share": mean([float(score.reward is None) for score in scores]),
     }
     metrics |= update
-    for component, name in COMPONENT_METRICS.items():
+    for component, name in components.items():
         values = [score.components.get(component) for score in scores]
         if any(component in score.components for score in scores):
             metrics[name] = mean(values)

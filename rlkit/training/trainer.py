@@ -45,8 +45,8 @@ from rlkit.training.text import decode, encode_prompt, end_ids
 class GRPOTrainer:
     """Trains the adapter of `model` on the states of `task`.
 
-    `task` knows `states(split)`, `prompt(state)` and `score(state, completions)`; nothing else of
-    it is used. With a `run`, metrics, rollouts and checkpoints go into its folder.
+    `task` knows `states(split)`, `prompt(state)` and `score(state, completions)`; more it need not
+    have (`rlkit.practice.task.Task`). With a `run`, metrics, rollouts and checkpoints go into its folder.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class GRPOTrainer:
         clock["training"] += time.perf_counter() - start
         self.last_groups = groups
         seconds = time.perf_counter() - begun
-        metrics = step_metrics(groups, stats, update, clock, seconds, self.settings)
+        parts = getattr(self.task, "step_metrics", {})
+        metrics = step_metrics(groups, stats, update, clock, seconds, self.settings, parts)
         return metrics | task_metrics(self.task)
 
     @contextmanager

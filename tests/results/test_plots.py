@@ -38,7 +38,7 @@ def test_a_run_without_metrics_gives_a_figure_that_says_so() -> None:
 
 
 def test_discovery_chart_has_policies_intervals_and_n(toy_evaluation: Evaluation) -> None:
-    figure = plots.discovery_by_policy(toy_evaluation)
+    figure = plots.metric_by_policy(toy_evaluation)
     assert titles(figure) == ["Discovery rate by policy (n = 32 questions)"]
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == ["raw question", "untouched model", "warm start", "tuned Executor", "oracle"]

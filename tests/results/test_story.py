@@ -71,7 +71,7 @@ def test_cases_are_a_win_a_loss_and_a_tie_of_different_questions() -> None:
     assert [(case.kind, case.state["question_id"]) for case in cases] == [
         ("win", "q3"), ("loss", "q1"), ("tie", "q2"),
     ]  # fmt: skip
-    assert [(case.before, case.discovery) for case in cases] == [
+    assert [(case.before, case.primary) for case in cases] == [
         ("untouched", 1.0), ("untouched", -1.0), ("untouched", 0.0),
     ]  # fmt: skip
     assert [action["policy"] for action in cases[0].actions] == ["untouched", "tuned"]
