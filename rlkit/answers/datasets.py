@@ -1,21 +1,24 @@
 """Rows of questions with checkable answers, by name: `arithmetic`, `gsm8k`, files, your own.
 
-    rows = load_rows("../data/gsm8k", "train", max_samples=1000)
-    parts = split_rows(rows, load_rows("../data/gsm8k", "test"))     # train, dev, eval
+rows = load_rows("../data/gsm8k", "train", max_samples=1000)
+parts = split_rows(rows, load_rows("../data/gsm8k", "test"))     # train, dev, eval
 """
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlkit.answers.arithmetic import arithmetic_rows
 from rlkit.answers.prompts import completion_text, question_prompt, rl_rows, sft_rows
 from rlkit.answers.rows import BadRow, Row, normalised, rows_from, rows_of_file
 from rlkit.config import load_object
 from rlkit.errors import ConfigError, DataError, nearest
+from rlkit.section import DOTTED
 
 __all__ = [
     "BadRow",
@@ -97,4 +100,136 @@ def split_rows(
     are dropped, and so are repeated questions within a part; both are counted. Augmented rows
     stay with their origin. Raises DataError where a part would be empty.
     """
-    raise NotImplementedError
+    _check_shares(dev_ratio, train_ratio)
+    parts = Parts()
+    held_out = _distinct(test)
+    kept = _distinct(train)
+    parts.repeated = len(train) - len(kept) + len(test) - len(held_out)
+    unit = {row.id: normalised(row.question) for row in train}  # what a question's rows share
+    units: dict[str, list[Row]] = {}
+    for question, row in kept.items():
+        key = unit.get(row.origin or "", question)
+        if question in held_out or key in held_out:
+            parts.dropped += 1
+        else:
+            units.setdefault(key, []).append(row)
+    order = sorted(units)
+    random.Random(f"{seed} split").shuffle(order)
+    n_eval = 0 if held_out else max(1, round((1 - train_ratio) * len(order)))
+    left = len(order) - n_eval
+    n_dev = max(int(dev_ratio > 0 and left > 1), round(dev_ratio * left))
+    if left - n_dev < 1:
+        raise DataError(
+            f"{len(order)} different questions are too few for train, dev and evaluation; give "
+            "more rows, or smaller parts."
+        )
+    part_of = {
+        key: "eval" if n < n_eval else "dev" if n < n_eval + n_dev else "train"
+        for n, key in enumerate(order)
+    }
+    parts |= {"train": [], "dev": [], "eval": []}
+    for key, rows in units.items():
+        parts[part_of[key]] += rows
+    ids = {row.id for row in train}
+    for row in held_out.values():
+        parts["eval"].append(replace(row, id=f"test-{row.id}") if row.id in ids else row)
+    return parts
+
+
+def _distinct(rows: Iterable[Row]) -> dict[str, Row]:
+    """The first row of each question, by its normalised text."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(normalised(row.question), row)
+    return found
+
+
+def _check_shares(dev_ratio: float, train_ratio: float) -> None:
+    if not 0 <= dev_ratio < 1 or not 0 < train_ratio < 1:
+        raise ConfigError(
+            f"dev_ratio is {dev_ratio} and train_ratio {train_ratio}; allowed are shares from 0 to "
+            "below 1, and above 0 to below 1."
+        )
+
+
+def _rows(dataset: str, split: str, max_samples: int | None) -> list[Row]:
+    if dataset in _registered:
+        return given_rows(_registered[dataset], split, dataset)
+    if dataset in ARITHMETIC:
+        count = max(SIZES[split], max_samples or 0)
+        return arithmetic_rows(split, count, DATA_SEED, language=ARITHMETIC[dataset])
+    if dataset in GSM8K:
+        return _from_hub(split)
+    files = files_of(dataset)
+    if files:
+        return rows_of_file(files[split]) if split in files else []
+    if DOTTED.fullmatch(dataset):
+        return given_rows(load_object(dataset), split, dataset)
+    names = [*ARITHMETIC, "gsm8k", *_registered]
+    near = nearest(dataset, names)
+    raise ConfigError(
+        f"{dataset!r} is neither a dataset ({', '.join(names)}), nor a file or folder that is "
+        "there, nor module:object"
+        + (f"; did you mean {near}?" if near else "; check the name or the path.")
+    )
+
+
+def files_of(path: str) -> dict[str, Path]:
+    """The file of each split that a file or folder holds; {} where `path` is not there.
+
+    Raises DataError for a folder without train.jsonl.
+    """
+    place = Path(path)
+    if place.is_file():
+        return {"train": place}
+    if not place.is_dir():
+        return {}
+    found = {
+        split: file
+        for split in SPLITS
+        for suffix in reversed(_SUFFIXES)
+        if (file := place / f"{split}{suffix}").is_file()
+    }
+    if "train" not in found:
+        raise DataError(
+            f"{place} has no train.jsonl (and test.jsonl, where there is one); give a folder that "
+            "holds it, or one file."
+        )
+    return found
+
+
+def given_rows(source: Any, split: str, name: str) -> list[Row]:
+    """One split of rows that are there: a list, {split: list}, or a function that returns them."""
+    if callable(source):
+        if inspect.signature(source).parameters:
+            source = source(split)
+            source = source if isinstance(source, Mapping) else {"train": (), split: source}
+        else:
+            source = source()
+    if isinstance(source, Mapping) and "train" not in source:
+        raise DataError(
+            f"dataset {name} has the splits {', '.join(map(str, source)) or 'none'}; it needs "
+            "'train', and 'test' where there is one."
+        )
+    splits = source if isinstance(source, Mapping) else {"train": source}
+    rows = splits.get(split, ())
+    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
+        raise DataError(
+            f"dataset {name} gives a {type(rows).__name__} as rows of {split}; give a list of "
+            "{question, answer}."
+        )
+    return rows_from(rows, f"{name}-{split}")
+
+
+def _from_hub(split: str) -> list[Row]:
+    import datasets  # loads slowly
+
+    try:
+        rows = datasets.load_dataset("openai/gsm8k", "main", split=split)
+    except OSError as error:
+        raise DataError(
+            f"GSM8K cannot be fetched from the hub ({type(error).__name__}); give a local folder "
+            "with its train.jsonl and test.jsonl as the dataset (answers.dataset), or go online "
+            "without HF_HUB_OFFLINE."
+        ) from error
+    return rows_from(rows, f"gsm8k-{split}")

@@ -20,7 +20,8 @@ _HASHES_LINE = re.compile(r"^[ \t]*####.*$", re.MULTILINE)
 
 
 def question_prompt(row: Any, language: str = "auto") -> Messages:
-    """The prompt of anything with a `question`: [{role, content}, ...]; `auto` takes its language."""
+    """The prompt of anything with a `question`: [{role, content}, ...], in the question's own
+    language where `language` is `auto`."""
     if language == "auto":
         language = dominant_language(row.question)
     return [

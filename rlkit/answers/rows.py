@@ -1,4 +1,4 @@
-"""`Row`: one question with its worked answer; rows from files, and when two questions are the same."""
+"""`Row`: one question with its worked answer; how rows are read, and when two questions are one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _OWN = {"id", "question_id", "augmented", "origin", "ground_truth", *QUESTION, *
 _HASHES = re.compile(r"####[ \t]*(.*)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MARKS = re.compile(r"(?<!\d)\.|\.(?!\d)|-(?!\s*[\d.])|[^\w\s.+\-*/%=<>^$€£¥]|_")
+_APOSTROPHE = re.compile("['\u2018\u2019]")
 _LOOSE_BLANK = re.compile(r"(?<![a-z0-9]) | (?![a-z0-9])")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -150,11 +151,11 @@ def normalised(question: str) -> str:
     """The form in which two questions are the same: without case, width, blanks, punctuation and
     commas of thousands, but with the signs that change a number or a formula.
 
-    >>> normalised("Tom has $1,200 ;  he  earns 3.50?") == normalised("tom has ＄1200, he earns 3.50")
+    >>> normalised("Tom has $1,200 ;  it's  3.50?") == normalised("tom has ＄1200, its 3.50")
     True
     """
     text = "".join(c for c in folded(question) if unicodedata.category(c) != "Cf")
-    text = " ".join(_MARKS.sub(" ", _THOUSANDS.sub("", text).replace("'", "")).split())
+    text = " ".join(_MARKS.sub(" ", _APOSTROPHE.sub("", _THOUSANDS.sub("", text))).split())
     return _LOOSE_BLANK.sub("", text) or folded(question)
 
 
