@@ -3,7 +3,7 @@ the project holds a default of its own; `docs/parameters.md` is this file as a t
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rlkit.errors import ConfigError
 from rlkit.section import Section, key
@@ -200,6 +200,14 @@ class DataSection(Section):
     entities: str = key(
         "rules", "who keeps the tables when collecting", choices=("rules", "llm"), dotted=True
     )
+    agent_prompt_tokens: int = key(
+        2048,
+        "about how long the prompts of a live planner and entity manager are, the documents that "
+        "the round read apart; rows that do not fit are left out, and counted in the prompt",
+        "tokens",
+        ge=512,
+        le=131072,
+    )
 
     def check(self) -> None:
         needed = {"library": ("corpus_path", "questions_path"), "rounds": ("rounds_path",)}
@@ -351,6 +359,31 @@ class MergeSection(Section):
 
 class TuneSection(Section):
     title: ClassVar[str] = "tune"
+    method: Literal["grid", "random", "bayesian"] = key("bayesian", "how trials are chosen")
+    space: dict[str, Any] = key(
+        {},
+        "what is searched; empty: learning rate, rank and KL penalty, as docs/tuning.md lists them",
+        allowed="a mapping of section.key to {values: [...]} or {low, high, step or log}",
+    )
+    trials: int | None = key(
+        None, "trials of the study; null: grid all, random 10, bayesian 20", "trials", ge=1
+    )
+    minutes: float | None = key(
+        None, "no trial begins after so much trial time; null: no limit", "minutes", gt=0
+    )
+    objective: str = key(
+        "eval/reward",
+        "what is compared, as measured on dev at a trial's end",
+        pattern=r"^eval/\S+$",
+        allowed="a metric that begins with eval/",
+    )
+    direction: Literal["maximize", "minimize"] = key("maximize", "which objective is better")
+    pruning: bool = key(
+        True, "end a trial early whose objective is below the median of the others' at that epoch"
+    )
+    startup_trials: int = key(
+        6, "bayesian: drawn at random before results guide the choice", "trials", ge=1
+    )
 
 
 class MonitoringSection(Section):
