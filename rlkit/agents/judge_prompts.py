@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit.agents.prompt import Messages, safe
-from rlkit.agents.verdicts import LABELS
+from rlkit.agents.verdict_clauses import LABELS
 from rlkit.rounds.tables import one_line
 
 # Part of every verdict's key in the cache. It must change whenever a word below, `shown`, or how

@@ -5,10 +5,9 @@ raises, and would rather find nothing than something that the judge did not say.
 stays out of the answer: unjudged, never DISCARD.
 
 1. The first complete JSON value that holds verdicts, out of fences and prose; where it is cut off,
-   its complete entries.
-2. Otherwise lines: the label anchored to an id (`d3: IMPORTANT`); else the last label of what is
-   said about that id. A label that is denied (`not IMPORTANT`, 不重要), asked, hedged, or listed
-   among others is none.
+   its complete entries. A value is a label, or a label and a reason behind a separator.
+2. Otherwise lines that begin with an id, or the whole text where one document was asked for;
+   `verdict_clauses.py` says where a label in a text counts.
 """
 
 from __future__ import annotations
@@ -20,54 +19,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rlkit.agents.verdict_clauses import CLOSE, OPEN, STARTS, label_in, labels_named
 from rlkit.rounds.state import Verdict
 
-LABELS: dict[str, dict[Verdict, str]] = {
-    "en": {"IMPORTANT": "IMPORTANT", "LOCAL": "LOCAL", "DISCARD": "DISCARD"},
-    "zh": {"IMPORTANT": "重要", "LOCAL": "部分相关", "DISCARD": "无关"},
-}
 MAX_CHARS = 50_000  # of a reply that are read
 MAX_STARTS = 200  # places that are tried as the beginning of a JSON value
-
-_VERDICTS = {label: verdict for words in LABELS.values() for verdict, label in words.items()}
-_ENGLISH, _CHINESE = "|".join(LABELS["en"].values()), "|".join(LABELS["zh"].values())
-_ANY = f"(?:{_ENGLISH}|{_CHINESE})"
-_OPEN, _CLOSE = r"[\"'“‘「『【(\[<*_`]", r"[\"'”’」』】)\]>*_`]"
-
 # `d3`, alone or decorated, at the beginning of a line or after a comma; then what separates
 _HEAD = re.compile(
-    rf"(?:[\s>#|{{•-]|\d{{1,3}}[.)]\s|{_OPEN})*+(?:(?:document|doc|文档)\s*+{_OPEN}*+)?"
-    rf"(d\d{{1,4}})(?!\w)(?:{_CLOSE})*+\s*+(?:[:=|,>–—-]|is\b|为|是)*+\s*+",
+    rf"(?:[\s>#|{{•-]|\d{{1,3}}[.)]\s|{OPEN})*+(?:I (?:label|rate|mark|judge|classify) )?"
+    rf"(?:(?:the )?(?:document|doc|文档)\s*+{OPEN}*+)?"
+    rf"(d\d{{1,4}})(?!\w)(?:{CLOSE})*+\s*+(?:[:=|,>–—-]|(?:is|as)\b|为|是)*+\s*+",
     re.IGNORECASE,
 )
-_NEXT = re.compile(r"\s*+[,;|、。.]\s*+(?=\W*+(?:(?:document|doc|文档)\s*+)?d\d)", re.IGNORECASE)
-_NAMED = r"(?:(?:final\s+)?(?:label|verdict|answer|标签|判断|结论)\s*[:=]\s*)?"
-_ANCHORED = re.compile(rf"{_NAMED}(?:{_OPEN})*+({_ANY})(?:{_CLOSE})*+", re.IGNORECASE)
-_LINE = re.compile(rf"(?:[\s>#•-]|{_OPEN})*+{_ANCHORED.pattern}", re.IGNORECASE)
-_MENTION = re.compile(rf"(?<!\w)(?:{_ENGLISH})(?!\w)|{_OPEN}(?:{_CHINESE}){_CLOSE}")
-_JOINED = (
-    rf"(?:\s*+(?:{_CLOSE})*+\s*+(?:[,/|、&+>;]|or\b|and\b|to\b|vs\b|或|和|还是)\s*+)+(?:{_OPEN})*+"
+_NEXT = re.compile(
+    r"(?:\s*+\([^()]{0,80}\))?\s*+[,;|、。.]\s*+(?=\W*+(?:(?:document|doc|文档)\s*+)?d\d)", re.I
 )
-_MORE = re.compile(rf"(?:{_JOINED}|\s*\n\s*){_ANY}(?!\w)")
-_LIST = re.compile(
-    rf"{_ANY}(?:\s*+\([^()\n]{{0,80}}\))?(?:(?:{_JOINED}|\s*\n\s*){_ANY}(?!\w)"
-    rf"(?:\s*+\([^()\n]{{0,80}}\))?)++"
-)
-_TAKEN_BACK = re.compile(
-    r"\s*+(?:\?|[:=]\s*+(?:no|not|false|0|否|不是)\s*+(?:$|[,.;)}\]\n]))", re.I
-)
-_GOES_ON = re.compile(r"-?\w")  # behind a label: another word begins with it
-_ENDS = re.compile(r"\s*+(?:$|[.;!)\n]|[(–—]|-\s)")  # behind a label in small letters
-_CLAUSE = re.compile(
-    r"[.;!?,:\n。；！？，：]|\b(?:but|so|therefore|thus|hence|yet)\b|而是|因此|所以|但", re.I
-)
-_DENIED = re.compile(
-    r"\b(?:not|no|non|nor|neither|never|none|nothing|cannot|without|un|hardly|barely|less|least|"
-    r"semi|quasi|partly|partially|maybe|perhaps|possibly|almost|nearly|instead of|rather than|"
-    r"far from|\w+n['’]t)\b|不|没|未|别|勿|并非|非(?!常)|谈不上",
-    re.IGNORECASE,
-)
-_ID = re.compile(r"(?<!\w)d\d{1,4}(?!\w)", re.IGNORECASE)
 _NAME = re.compile(r"\W*+(?:document\s*+)?\W*+(d\d{1,4})\W*+", re.IGNORECASE)
 _KEY = re.compile(r"\"(d\d{1,4})\"\s*+:\s*+", re.IGNORECASE)
 _ID_KEYS = ("id", "doc", "document", "docid", "doc_id", "document_id", "编号")
@@ -194,34 +160,27 @@ def _named(name: Any) -> str | None:
 
 
 def _label_of(value: Any) -> Verdict | None:
+    """The label that a value is, or begins with; none where it names two."""
     if isinstance(value, _Object):
         value = _first(value, _LABEL_KEYS)
     if not isinstance(value, str):
         return None
     value = unicodedata.normalize("NFKC", value).strip()
-    return _anchored(value)[0]
+    if not STARTS.match(value) or len(set(labels_named(value))) > 1:
+        return None
+    return label_in(value, None)
 
 
 # ---- lines
 
 
 def _text_entries(text: str, ids: Sequence[str]) -> list[Entry]:
-    """What each part of the text says of its id; anchored labels outdo others of the same id."""
-    text = text.replace("```", "\n")
-    parts = _parts(text)
-    if all(name is None for name, _ in parts):
-        return [(None, _about_one(text))] if len(ids) == 1 else []
-    anchored: dict[str, list[Entry]] = defaultdict(list)
-    other: dict[str, list[Entry]] = defaultdict(list)
-    for name, said in parts:
-        if name is None:
-            continue
-        verdict, refused = _anchored(said)
-        if verdict:
-            anchored[name].append((name, verdict))
-        elif not refused and (verdict := _last_label(said, name)):
-            other[name].append((name, verdict))
-    return [entry for name in {**other, **anchored} for entry in anchored.get(name) or other[name]]
+    """What each part of the text says of its id."""
+    parts = _parts(text.replace("```", "\n"))
+    if len(parts) == 1:  # no id begins a line
+        return [(None, label_in(parts[0][1], None))] if len(ids) == 1 else []
+    found = [(name, label_in(said, name)) for name, said in parts[1:]]
+    return [(name, verdict) for name, verdict in found if verdict]
 
 
 def _parts(text: str) -> list[tuple[str | None, str]]:
@@ -231,64 +190,11 @@ def _parts(text: str) -> list[tuple[str | None, str]]:
     for line in text.splitlines():
         at = 0
         while head := _HEAD.match(line, at):
-            label = _ANCHORED.match(line, head.end())
+            label = STARTS.match(line, head.end())
             following = _NEXT.match(line, label.end()) if label else None
-            end = label.end() if label and following else len(line)
+            end = following.start() if following else len(line)
             parts.append((head[1].casefold(), [line[head.end() : end]]))
             at = following.end() if following else len(line)
-        if at < len(line):
+        if at < len(line) or not line:
             parts[-1][1].append(line[at:])
     return [(name, "\n".join(lines)) for name, lines in parts]
-
-
-def _anchored(said: str) -> tuple[Verdict | None, bool]:
-    """(the label that a text begins with, whether one stands there but cannot be taken)."""
-    match = _ANCHORED.match(said)
-    if match is None:
-        return None, False
-    label, rest = match[1], said[match.end() :]
-    if _MORE.match(rest) or _TAKEN_BACK.match(rest):
-        return None, True
-    small = label not in _VERDICTS
-    if _GOES_ON.match(rest) or (small and not _ENDS.match(rest)):
-        return None, False
-    return _VERDICTS[label.upper()], False
-
-
-def _about_one(text: str) -> Verdict | None:
-    """The label of the only document, where no id is named: alone on a line, or at its beginning,
-    or the last one."""
-    lines = [line[match.start(1) :] for line in text.splitlines() if (match := _LINE.match(line))]
-    if _LIST.search(text):
-        lines = []
-    labels = {verdict for line in lines if (verdict := _anchored(line)[0])}
-    if labels:
-        return labels.pop() if len(labels) == 1 else None
-    return _last_label(text, None)
-
-
-def _last_label(said: str, name: str | None) -> Verdict | None:
-    """The last label in prose; None where it is denied anywhere, where all three are named, or
-    where the text speaks of another document, too."""
-    if any(other.casefold() != name for other in _ID.findall(said)):
-        return None
-    said = _LIST.sub(" ", said)
-    affirmed: list[Verdict] = []
-    denied: set[Verdict] = set()
-    start = 0
-    for end in [*(match.end() for match in _CLAUSE.finditer(said)), len(said)]:
-        for match in _MENTION.finditer(said, start, end):
-            verdict = _VERDICTS[_bare(match[0])]
-            refused = _DENIED.search(said, start, match.start())
-            if refused or _TAKEN_BACK.match(said, match.end()):
-                denied.add(verdict)
-            else:
-                affirmed.append(verdict)
-        start = end
-    if not affirmed or affirmed[-1] in denied or len(set(affirmed)) == len(LABELS["en"]):
-        return None
-    return affirmed[-1]
-
-
-def _bare(mention: str) -> str:
-    return mention if mention in _VERDICTS else mention[1:-1]

@@ -139,10 +139,164 @@ def test_one_document_needs_no_id_but_no_other_document_s_either(text, verdict):
     assert parse_verdicts(text, ["d1"]).get("d1") == verdict
 
 
+NO_LABEL = """
+IMPORTANT is not the right label
+It would be wrong to call it IMPORTANT
+anything but DISCARD
+DISCARD would be wrong
+I'd say IMPORTANT is too strong
+lacks anything IMPORTANT
+It is anything but IMPORTANT.
+It is by no means IMPORTANT.
+It is far from IMPORTANT
+IMPORTANT: no wait, that is wrong
+IMPORTANT? No.
+IMPORTANT. Wait, no.
+IMPORTANT (not)
+IMPORTANT - not really
+not: IMPORTANT
+This isn't, in my view, IMPORTANT.
+It is not so IMPORTANT.
+!IMPORTANT
+label != IMPORTANT
+≠ IMPORTANT
+~~IMPORTANT~~
+If it named her: IMPORTANT.
+The document claims: IMPORTANT
+The document says it is IMPORTANT
+I doubt it is IMPORTANT.
+It could be IMPORTANT.
+It might be LOCAL, so maybe LOCAL.
+Nobody would say IMPORTANT.
+IMPORTANT, but that would be too strong.
+IMPORTANT is what a careless reader would say.
+One cannot call it DISCARD
+Calling it DISCARD is a mistake.
+I refuse to label it IMPORTANT
+I hesitate between IMPORTANT and LOCAL
+算不上重要
+谈不上“重要”
+并非【重要】
+这篇文档不是重要的
+不应标为【重要】
+【重要】是错误的
+“重要”这个标签不合适
+很难说【重要】
+重要?不。
+重要,不对,无关
+重要——算不上
+它可能是【重要】
+称之为【重要】就错了
+没有什么【重要】
+如果提到她,则为【重要】
+除了【无关】都可以
+IMPORTANT = directly relevant | I choose LOCAL
+IMPORTANT, I think not.
+LOCAL at best
+No. IMPORTANT facts are missing
+IMPORTANT or not?
+Not IMPORTANT, not LOCAL
+Is it IMPORTANT?
+IMPORTANT/LOCAL
+The answer is not DISCARD.
+Label: not IMPORTANT
+Verdict: IMPORTANT is excluded
+label: anything but LOCAL
+IMPORTANT - definitely not.
+IMPORTANT! Just kidding, DISCARD.
+DISCARD -> no, LOCAL
+It is IMPORTANT that it be marked as DISCARD
+IMPORTANT: that label does not fit.
+DISCARD is not what I would pick; neither is LOCAL
+重要性：无
+并不是“无关”
+不能算作：重要
+谈不上：重要
+绝非重要
+不属于【重要】
+不该标为无关
+别标为无关
+IMPORTANT, though I would not call it that.
+IMPORTANT does not apply.
+IMPORTANT: does not apply
+DISCARD? never.
+Hardly: IMPORTANT
+It is IMPORTANT, or is it?
+Scratch that. IMPORTANT it isn't.
+IMPORTANT (as if)
+Far from being IMPORTANT
+IMPORTANT — or rather LOCAL
+It can't be IMPORTANT, can it?
+There is nothing here that makes it IMPORTANT.
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [line.replace(" | ", "\n") for line in NO_LABEL.strip().split("\n")]
+)
+def test_a_label_that_is_a_word_of_a_sentence_or_taken_back_is_none(text):
+    assert parse_verdicts(text, ["d1"]) == {}
+    assert parse_verdicts(json.dumps({"d1": text}), ["d1"]) == {}
+    assert parse_verdicts(f"d2: LOCAL\nd1: {text}", ["d1", "d2"]) == {"d2": LOCAL}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("d1 is IMPORTANT", IMPORTANT),
+        ("I label d1 as LOCAL", LOCAL),
+        ("I label d1 LOCAL.", LOCAL),
+        ("It is LOCAL.", LOCAL),
+        ("I'd say LOCAL.", LOCAL),
+        ("Final answer: DISCARD", DISCARD),
+        ("The label is DISCARD.", DISCARD),
+        ("d1: does not mention her. DISCARD", DISCARD),
+        ("No mention of her → DISCARD", DISCARD),
+        ("Nothing on her, therefore DISCARD.", DISCARD),
+        ("The document d1 is IMPORTANT.", IMPORTANT),
+        ("Verdict:\nLOCAL", LOCAL),
+        ("未提到她，所以标为无关。", DISCARD),
+        ("该文档属于【重要】", IMPORTANT),
+        ("结论：部分相关", LOCAL),
+        ("无关（没有提到）", DISCARD),
+        ("I would label this document as IMPORTANT.", IMPORTANT),
+        ("DISCARD because it does not mention Ada", DISCARD),
+        ("DISCARD\n\nThe document does not mention Ada. Do you want more?", DISCARD),
+        ("Label: LOCAL\nReason: it is not about her but about her street.", LOCAL),
+        ("Reason: it does not name her.\nLabel: DISCARD", DISCARD),
+        ("IMPORTANT facts are missing here, so DISCARD", DISCARD),
+        ("LOCAL, since IMPORTANT would be too strong", LOCAL),
+    ],
+)
+def test_a_clause_that_is_the_label_or_affirms_it_gives_it(text, verdict):
+    assert parse_verdicts(text, ["d1"]) == {"d1": verdict}
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        ("IMPORTANT — no wait, DISCARD", None),
+        ("IMPORTANT, as it is not LOCAL", None),  # two labels in one value
+        ("It names her, so IMPORTANT", None),  # a value is the label, or begins with it
+        ("重要，不，【无关】", None),
+        ("label: LOCAL", LOCAL),
+        ("DISCARD, it is not about her", DISCARD),
+        ("部分相关：提到了重要人物", LOCAL),
+    ],
+)
+def test_a_json_value_is_one_label_and_its_reason(value, verdict):
+    assert parse_verdicts(json.dumps({"d1": value}), ["d1"]).get("d1") == verdict
+
+
+def test_what_follows_the_last_label_does_not_unsay_it():
+    end = "\n\nNote: IMPORTANT means directly relevant. So d1 is IMPORTANT. Shall I go on?"
+    assert read("d1: IMPORTANT\nd2: LOCAL (d1's street)\nd3: DISCARD" + end) == "ILD"
+
+
 @pytest.mark.parametrize(
     "unit",
     ["[", '{"a":', '{"d1":', "d1: IMPORTANT or ", "IMPORTANT,", "not ", "((", '"d1": ', "d1 ", "\\",
-     "IMPORTANT (", "**", "d1:\n", "> ", "不是【重要】"],
+     "IMPORTANT (", "IMPORTANT.\n", "d1 IMPORTANT, ", "no, ", "**", "d1:\n", "> ", "不是【重要】"],
 )  # fmt: skip
 def test_any_text_is_read_in_short_time_and_never_raises(unit):
     start = time.process_time()
