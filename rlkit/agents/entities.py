@@ -120,6 +120,7 @@ def _live_entities(config: Any, client: ChatClient | None) -> EntityManager:
     return LLMEntityManager(
         client or ChatClient.from_config(config),
         max_document_chars=config.checker.max_document_chars,
+        max_prompt_tokens=config.data.agent_prompt_tokens,
         language=config.checker.language,
     )
 

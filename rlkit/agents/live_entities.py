@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from rlkit.agents.entities import EntityManager, ReadDocument, RuleEntityManager, Tables, shorten
 from rlkit.agents.entity_updates import merged, read_update, update_schema
 from rlkit.agents.live_agent import LiveAgent, Unreadable
-from rlkit.agents.live_prompts import ENTITY_RULES, ENTITY_WORDS
+from rlkit.agents.live_prompts import (
+    ENTITY_RULES,
+    ENTITY_WORDS,
+    about_tokens,
+    rows_that_fit,
+)
 from rlkit.agents.llm import ChatClient
 from rlkit.agents.planner import Plan
 from rlkit.agents.prompt import Messages, safe
@@ -20,15 +25,15 @@ from rlkit.rounds.state import RoundFile
 from rlkit.rounds.tables import one_line
 
 MAX_TOKENS = 1024  # of a reply; of one that is cut off the complete rows count
-SHOWN_ENTITIES = 60  # the newest ones
 
 
 class LLMEntityManager(LiveAgent):
     """An EntityManager that a server's model plays; one request a round that found something
     useful, two where the first reply cannot be read.
 
-    `max_document_chars` of each document are shown; `rules` make the tables that the model's rows
-    are put into.
+    `max_document_chars` of each document are shown, and of the targets and names known what fits,
+    the documents apart, into about `max_prompt_tokens`; the prompt says how many are left out.
+    `rules` make the tables that the model's rows are put into.
     """
 
     def __init__(
@@ -36,12 +41,14 @@ class LLMEntityManager(LiveAgent):
         client: ChatClient,
         *,
         max_document_chars: int = 2000,
+        max_prompt_tokens: int = 2048,
         language: str = "auto",
         rules: EntityManager | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
         super().__init__(client, language, log)
-        self.max_document_chars, self.rules = max_document_chars, rules or RuleEntityManager()
+        self.max_document_chars, self.max_prompt_tokens = max_document_chars, max_prompt_tokens
+        self.rules = rules or RuleEntityManager()
 
     def begin(self, question: str) -> Tables:
         """What the rules begin with: the question's names, and the question as the first target."""
@@ -77,19 +84,34 @@ class LLMEntityManager(LiveAgent):
         language: str,
     ) -> Messages:
         """Rules, then targets and names, then the documents, what is asked last."""
-        words = ENTITY_WORDS[language]
-        names = [one_line(row.name) for row in before.entity_table[-SHOWN_ENTITIES:]]
-        lines = [words["targets"]]
-        for row in before.target_table:
-            status = words.get(row.status, one_line(row.status))
-            value = f" = {one_line(row.value)}" if row.value else ""
-            lines.append(f"- {one_line(row.id)} [{status}] {one_line(row.description)}{value}")
-        lines += [words["entities"] + "; ".join(names), words["documents"]]
+        words, rules = ENTITY_WORDS[language], ENTITY_RULES[language]
+        ask = [words["subgoal"] + one_line(plan.subgoal), words["question"] + one_line(question)]
+        heads = [words[name] for name in ("targets", "entities", "documents")]
+        used = sum(map(about_tokens, [rules, *heads, *ask]))
+        budget = max(self.max_prompt_tokens - used, 0)
+        targets = _targets(before, words, budget // 2)
+        names = [one_line(row.name) for row in before.entity_table]
+        names = rows_that_fit(
+            names, budget - sum(map(about_tokens, targets)), words["entities left out"]
+        )
+        lines = [*targets, words["entities"] + "; ".join(names), words["documents"]]
         for short, (document, verdict) in ids.items():
             text = shorten(one_line(document.text), self.max_document_chars)
             lines.append(f"[{short}] ({verdict}) {one_line(document.title)}: {text}")
-        lines += [words["subgoal"] + one_line(plan.subgoal), words["question"] + one_line(question)]
         return [
-            {"role": "system", "content": ENTITY_RULES[language]},
-            {"role": "user", "content": safe("\n".join(lines))},
+            {"role": "system", "content": rules},
+            {"role": "user", "content": safe("\n".join([*lines, *ask]))},
         ]
+
+
+def _targets(before: RoundFile, words: Mapping[str, str], budget: int) -> list[str]:
+    """A line for each target; where not all fit, the question itself and open ones stay first."""
+    lines = []
+    for row in before.target_table:
+        status = words.get(row.status, one_line(row.status))
+        value = f" = {one_line(row.value)}" if row.value else ""
+        lines.append(f"- {one_line(row.id)} [{status}] {one_line(row.description)}{value}")
+    is_open = [row.status == "open" for row in before.target_table]
+    left_out = words["targets left out"]
+    kept = rows_that_fit(lines, budget, left_out, lambda i: (i == 0, is_open[i], i))
+    return [words["targets"], *kept]

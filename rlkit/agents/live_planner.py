@@ -10,13 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlkit.agents.live_agent import LiveAgent, Unreadable
-from rlkit.agents.live_prompts import PLANNER_RULES, PLANNER_WORDS, WHY
+from rlkit.agents.live_prompts import (
+    PLANNER_RULES,
+    PLANNER_WORDS,
+    WHY,
+    about_tokens,
+    rows_that_fit,
+)
 from rlkit.agents.llm import ChatClient
 from rlkit.agents.planner import Plan
 from rlkit.agents.prompt import Messages, safe
 from rlkit.agents.replies import json_values
 from rlkit.errors import AgentError
-from rlkit.library.tokenize import WIDE, folded
+from rlkit.library.tokenize import folded
 from rlkit.rounds.state import ANSWER, SEARCH, RoundFile, make_state
 from rlkit.rounds.tables import one_line, render_tables
 
@@ -24,15 +30,14 @@ MAX_SUBGOAL = 500  # characters
 MAX_ANSWER = 500
 MAX_SCHEMA_TEXT = 300  # characters that a schema allows, so that no model goes on for ever
 MAX_TOKENS = 384  # of a reply
-CHARS_PER_TOKEN = 4  # of scripts that part words by blanks
 
 
 class LLMPlanner(LiveAgent):
     """A Planner that a server's model plays; one request a plan, two where the first reply cannot
     be read.
 
-    `max_rounds` is what the model is told; `max_prompt_tokens`, about, is how much of the tables
-    is shown, the oldest texts going first.
+    `max_rounds` is what the model is told. Rounds and tables are shown as far as they fit into
+    about `max_prompt_tokens`, the oldest ones going first; the prompt says how many are left out.
     """
 
     def __init__(
@@ -82,19 +87,20 @@ class LLMPlanner(LiveAgent):
         rules = PLANNER_RULES[language]
         ask = "\n".join(
             [
-                *_rounds(history, words),
                 words["left"].format(left=left) if left > 0 else words["over"],
                 words["question"] + one_line(question),
             ]
         )
-        budget = self.max_prompt_tokens - about_tokens(rules) - about_tokens(ask)
+        budget = max(self.max_prompt_tokens - about_tokens(rules) - about_tokens(ask), 0)
+        rounds = "\n".join(_rounds(history, words, budget // 2))
+        budget -= about_tokens(rounds)
         state = make_state(
             history[-1], question_id="", question=question, run="", strategy="", subgoal=""
         )
         found, _ = render_tables(state, language, about_tokens, max(budget, 0))
         return [
             {"role": "system", "content": rules},
-            {"role": "user", "content": safe(f"{found}\n{ask}")},
+            {"role": "user", "content": safe(f"{found}\n{rounds}\n{ask}")},
         ]
 
 
@@ -141,17 +147,12 @@ def _text(value: Any, name: str, longest: int) -> str:
     return text
 
 
-def about_tokens(text: str) -> int:
-    """About how many tokens a text has, without the model's tokenizer."""
-    wide = len(WIDE.findall(text))
-    return wide + (len(text) - wide + CHARS_PER_TOKEN - 1) // CHARS_PER_TOKEN
-
-
-def _rounds(history: Sequence[RoundFile], words: dict[str, str]) -> list[str]:
-    """One line a round: its subgoal, its clues, and how many new documents of each kind."""
+def _rounds(history: Sequence[RoundFile], words: dict[str, str], budget: int) -> list[str]:
+    """One line a round: its subgoal, its clues, and how many new documents of each kind; the
+    newest ones that fit into `budget` tokens."""
     if len(history) == 1:
         return [words["none"]]
-    lines = [words["rounds"]]
+    lines = []
     for number, (before, after) in enumerate(zip(history, history[1:], strict=False), start=1):
         verdicts = [r.verdict for r in after.results if r.docid not in before.seen_docids]
         important, local = verdicts.count("IMPORTANT"), verdicts.count("LOCAL")
@@ -165,4 +166,4 @@ def _rounds(history: Sequence[RoundFile], words: dict[str, str]) -> list[str]:
                 rest=len(verdicts) - important - local,
             )
         )
-    return lines
+    return [words["rounds"], *rows_that_fit(lines, budget, words["left out"])]

@@ -4,7 +4,12 @@ Forms are shown with `...` alone: small models copy what stands there, and that 
 
 from __future__ import annotations
 
-VERSION = 1
+from collections.abc import Callable, Sequence
+
+from rlkit.library.tokenize import WIDE
+
+VERSION = 2
+CHARS_PER_TOKEN = 4  # of scripts that part words by blanks
 
 PLANNER_RULES = {
     "en": """\
@@ -36,6 +41,7 @@ PLANNER_WORDS = {
         "none": "Rounds so far: none; nothing was searched yet.",
         "round": "{number}. {subgoal} (searched: {clues}) -> new: {important} important, "
         "{local} partly relevant, {rest} others",
+        "left out": "(... {count} earlier rounds left out)",
         "left": "Rounds left: {left}",
         "over": "No rounds are left: the strategy is ANSWER. If the texts do not tell, write the "
         "answer that they make most likely.",
@@ -46,6 +52,7 @@ PLANNER_WORDS = {
         "none": "已进行的轮次：无；尚未检索。",
         "round": "{number}. {subgoal}（检索：{clues}）-> 新文档：重要{important}篇，"
         "部分相关{local}篇，其他{rest}篇",
+        "left out": "（……另有较早的{count}轮未列出）",
         "left": "剩余轮次：{left}",
         "over": "没有剩余轮次：strategy必须是ANSWER。如果正文没有说明，"
         "请写出依据正文最可能的答案。",
@@ -87,6 +94,8 @@ ENTITY_WORDS = {
     "en": {
         "targets": "Targets:",
         "entities": "Entities known: ",
+        "targets left out": "(... {count} targets left out)",
+        "entities left out": "(... {count} earlier names left out)",
         "documents": "This round's documents:",
         "subgoal": "Subgoal of this round: ",
         "question": "Question: ",
@@ -96,6 +105,8 @@ ENTITY_WORDS = {
     "zh": {
         "targets": "目标：",
         "entities": "已知实体：",
+        "targets left out": "（……另有{count}个目标未列出）",
+        "entities left out": "（……另有较早的{count}个名称未列出）",
         "documents": "本轮的文档：",
         "subgoal": "本轮的子目标：",
         "question": "问题：",
@@ -130,3 +141,30 @@ WHY = {
         "long answer": "answer太长，几个词就够了",
     },
 }
+
+
+def about_tokens(text: str) -> int:
+    """About how many tokens a text has, without the model's tokenizer."""
+    wide = len(WIDE.findall(text))
+    return wide + (len(text) - wide + CHARS_PER_TOKEN - 1) // CHARS_PER_TOKEN
+
+
+def rows_that_fit(
+    rows: Sequence[str],
+    budget: int,
+    left_out: str,
+    use: Callable[[int], object] = lambda index: index,
+) -> list[str]:
+    """As many rows as fit into about `budget` tokens, in their own order, the most useful ones by
+    `use(index)` (by default the last ones), behind a line with the count of those left out."""
+    costs = [about_tokens(f"{row}; ") for row in rows]
+    if sum(costs) <= budget:
+        return list(rows)
+    room, kept = budget - about_tokens(left_out), set[int]()
+    for index in sorted(range(len(rows)), key=use, reverse=True):
+        room -= costs[index]
+        if room < 0:
+            break
+        kept.add(index)
+    note = left_out.format(count=len(rows) - len(kept))
+    return [note, *(row for index, row in enumerate(rows) if index in kept)]

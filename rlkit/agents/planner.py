@@ -85,6 +85,7 @@ def _live_planner(config: Any, client: ChatClient | None) -> Planner:
     return LLMPlanner(
         client or ChatClient.from_config(config),
         max_rounds=config.data.max_rounds,
+        max_prompt_tokens=config.data.agent_prompt_tokens,
         language=config.checker.language,
     )
 

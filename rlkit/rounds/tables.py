@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ WORDS = {
         "documents": "Documents found:",
         "context": "Texts read:",
         "none": "(none yet)",
+        "left out": "(... {count} rows left out)",
         "open": "open",
         "answered": "answered",
         "shortened": "(Older texts are shortened or left out, to fit.)",
@@ -35,6 +37,7 @@ WORDS = {
         "documents": "已找到的文档：",
         "context": "已读的正文：",
         "none": "（暂无）",
+        "left out": "（……另有{count}行未列出）",
         "open": "未解决",
         "answered": "已解决",
         "shortened": "（为控制长度，较早的正文已缩短或省略。）",
@@ -60,7 +63,8 @@ def render_tables(
     tokens, as counted by `count_tokens`, the oldest context is cut to a few hundred characters
     and then left out, then the next one; after all contexts the summaries go, those of documents
     that are not IMPORTANT first, then documents and entities. The text then says that it was
-    shortened. A budget too small even for the headings gives the headings.
+    shortened, and in each table how many rows were left out. A budget too small even for that
+    gives the headings with these counts.
     """
     words = WORDS[dominant_language(state.question) if language == "auto" else language]
     if count_tokens is None or budget is None:
@@ -108,12 +112,15 @@ def _render(state: State, words: dict[str, str], cuts: Sequence[Cut]) -> str:
     documents = _by_round(state.document_table)
     texts = _texts_left(state, removed)
     parts = [words["shortened"]] if cuts else []
-    for heading, lines in (
-        ("entities", [_entity_line(row) for row in entities]),
-        ("targets", [_target_line(row, words) for row in targets]),
-        ("documents", _document_lines(documents, dict(texts), removed)),
-        ("context", _context_lines(documents, texts)),
+    left_out = Counter(what for what, _ in removed)
+    for heading, what, lines in (
+        ("entities", "entity", [_entity_line(row) for row in entities]),
+        ("targets", "target", [_target_line(row, words) for row in targets]),
+        ("documents", "document", _document_lines(documents, dict(texts), removed)),
+        ("context", "context", _context_lines(documents, texts)),
     ):
+        if left_out[what]:
+            lines = [words["left out"].format(count=left_out[what]), *lines]
         if lines or heading != "context":
             parts.append("\n".join([words[heading], *(lines or [words["none"]])]))
     return "\n".join(parts)

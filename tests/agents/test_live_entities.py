@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from rlkit.agents.entities import ReadDocument, RuleEntityManager, build_entities
 from rlkit.agents.entity_updates import MAX_ATTRIBUTES, MAX_NEW_ENTITIES, MAX_NEW_TARGETS
 from rlkit.agents.live_entities import LLMEntityManager
+from rlkit.agents.live_prompts import about_tokens
 from rlkit.agents.planner import Plan
 from rlkit.config import RunConfig
 from rlkit.errors import AgentError, ConfigError
 from rlkit.library.corpus import Document
-from rlkit.rounds.state import RoundFile
+from rlkit.rounds.state import EntityRow, RoundFile, TargetRow
 from tests.agents.fault_server import Answer, FaultServer
 from tests.agents.live_toys import CORPUS, client_of
 
@@ -302,6 +304,39 @@ def test_long_documents_are_shown_cut():
     assert len(line) < 130 and line.endswith("…")
 
 
+def test_of_many_names_and_targets_what_fits_is_shown_and_the_rest_is_counted():
+    first = before()
+    rows = [
+        TargetRow(id=f"t{n}", description=f"Goal{n} " + "long " * 20, status=status)
+        for n, status in zip(range(2, 32), ["open", "answered"] * 15, strict=True)
+    ]
+    state = first.model_copy(
+        update={
+            "target_table": (first.target_table[0], *rows),
+            "entity_table": tuple(EntityRow(id=f"e{n}", name=f"Name{n}") for n in range(1000)),
+        }
+    )
+    _, (request,) = updated({"entities": []}, state=state, max_prompt_tokens=1000)
+    system, user = (message["content"] for message in request["messages"])
+    apart = [line for line in user.splitlines() if line.startswith("[d")]
+    assert len(apart) == 2
+    assert about_tokens(system) + about_tokens(user) - about_tokens("".join(apart)) <= 1000
+    head, *shown = re.search("Targets:\n(.*)\nEntities", user, re.DOTALL)[1].splitlines()
+    assert head == f"(... {31 - len(shown)} targets left out)"
+    assert shown[0] == f"- t1 [open] {QUESTION}"  # the question; then the newest open ones
+    assert 3 <= len(shown) and shown[-1].startswith("- t30 [open] Goal30")
+    assert all("[open]" in line for line in shown)
+    head, *names = re.search("Entities known: (.*)", user)[1].split("; ")
+    assert head == f"(... {1000 - len(names)} earlier names left out)"
+    assert names == [f"Name{n}" for n in range(1000 - len(names), 1000)] != []
+
+
+def test_with_room_for_nothing_all_is_counted():
+    _, (request,) = updated({"entities": []}, max_prompt_tokens=1)
+    user = request["messages"][1]["content"]
+    assert "Targets:\n(... 2 targets left out)\nEntities known: (... 1 earlier names left" in user
+
+
 # ---- how it is built
 
 
@@ -313,10 +348,13 @@ def test_the_parameters_build_it():
     build = RunConfig.from_sections
     assert isinstance(build_entities(build(), CORPUS), RuleEntityManager)
     config = build(
-        data={"entities": "llm"}, checker={"max_document_chars": 300}, model={"checker_model": "m"}
+        data={"entities": "llm", "agent_prompt_tokens": 600},
+        checker={"max_document_chars": 300},
+        model={"checker_model": "m"},
     )
     manager = build_entities(config, CORPUS)
-    assert (manager.max_document_chars, manager.label) == (300, "llm m, prompt 1")
+    assert (manager.max_document_chars, manager.label) == (300, "llm m, prompt 2")
+    assert manager.max_prompt_tokens == 600
     manager.client.close()
     with pytest.raises(ConfigError, match="made a range, which lacks begin"):
         build_entities(build(data={"entities": f"{__name__}:no_manager"}), CORPUS)

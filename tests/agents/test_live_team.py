@@ -89,7 +89,7 @@ def test_three_agents_play_a_question_to_its_answer(question, first, second, mak
     assert {row.docid: row.verdict for row in rounds[2].results}[person] == "IMPORTANT"
     row = next(row for row in rounds[1].entity_table if row.name == maker)
     assert (row.type, row.docids) == ("person", (house,))
-    assert meta.agents == {"planner": "llm toy, prompt 1", "entities": "llm toy, prompt 1"}
+    assert meta.agents == {"planner": "llm toy, prompt 2", "entities": "llm toy, prompt 2"}
     asked = [role for role, _ in groupby(map(role_of, server.requests)) if role != "probe"]
     assert asked == ["planner", "checker", "entities", "planner", "checker", "entities", "planner"]
 

@@ -62,7 +62,7 @@ def test_three_live_agents_of_the_parameters_share_one_client(tmp_path):
     assert server.peak <= 4
     metas = [json.loads(path.read_text()) for path in (tmp_path / "rounds").rglob("meta.json")]
     assert {meta["final_answer"] for meta in metas} == {"nobody knows"}
-    assert {meta["agents"]["planner"] for meta in metas} == {"llm toy, prompt 1"}
+    assert {meta["agents"]["planner"] for meta in metas} == {"llm toy, prompt 2"}
     assert report.cost == pytest.approx(report.requests * (5 * 1000 + 7 * 2000) / 1e6)
     first = next(line for line in lines if line.startswith("scripted: 1 of 6"))
     assert re.search(

@@ -87,8 +87,24 @@ def test_a_document_whose_context_is_gone_keeps_its_summary():
 def test_budgets_too_small_for_anything_leave_the_headings():
     text, shortened = render_tables(state_with(LONG), "en", words, 1)
     assert shortened
-    assert "Title" not in text
-    assert "Documents found:\n(none yet)" in text
+    assert text == (
+        "(Older texts are shortened or left out, to fit.)\n"
+        "Names seen:\n(none yet)\n"
+        "To find out:\n(none yet)\n"
+        "Documents found:\n(... 3 rows left out)\n"
+        "Texts read:\n(... 3 rows left out)"
+    )
+
+
+def test_rows_that_do_not_fit_are_counted_and_the_newest_names_stay():
+    names = tuple(EntityRow(id=f"e{n}", name=f"Name{n}") for n in range(40))
+    text, _ = render_tables(state_with([], entity_table=names), "en", words, 60)
+    head, *rows = text.partition("Names seen:\n")[2].partition("\nTo find")[0].splitlines()
+    assert 0 < len(rows) < 40
+    assert head == f"(... {40 - len(rows)} rows left out)"
+    assert rows == [f"- Name{n}" for n in range(40 - len(rows), 40)]
+    text, _ = render_tables(state_with([], entity_table=names), "zh", words, 1)
+    assert text.splitlines()[1:3] == ["已出现的名称：", "（……另有40行未列出）"]
 
 
 def test_any_budget_holds_above_the_bare_headings():
