@@ -1,6 +1,7 @@
 """The policy, how it is sampled, and how GRPO and SFT move it.
 
-policy.py, models.py, adapters.py, precision.py, text.py   a model with its LoRA adapter
+policy.py, models.py, adapters.py, precision.py, text.py   a model with its LoRA adapter ...
+weights.py                  ... or all of its weights trained, with frozen copies beside them
 caches.py, attention.py, prefix.py     a prompt read once, and what attends to it
 mlp.py                      a gated MLP that keeps less for its backward pass
 sampling.py, decoding.py    K actions behind it, token by token

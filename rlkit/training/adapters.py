@@ -2,6 +2,8 @@
 that is given fits.
 
 `default` is the adapter that is trained; `reference` the frozen warm start whose KL is penalised.
+Where all weights are trained instead, the same functions go on to weights.py: nobody else needs to
+know which it is.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from torch import nn
 
 from rlkit.errors import ModelError
 from rlkit.files import read_json, write_json
-
-TRAINED, REFERENCE = "default", "reference"
+from rlkit.training import weights
+from rlkit.training.weights import REFERENCE, TRAINED
 
 
 def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
@@ -78,10 +80,14 @@ def _adapter_files(adapter: str | Path) -> tuple[Path, Path]:
     return files
 
 
-def save_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> Path:
-    """Save the trained adapter in PEFT's own format (adapter_config.json, safetensors)."""
+def save_lora_checkpoint(model: nn.Module, path: str | Path) -> Path:
+    """Save the trained adapter in PEFT's own format (adapter_config.json, safetensors); of a fully
+    trained model, a model folder."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
+    if weights.of(model) is not None:
+        weights.save_weights(model, folder)
+        return folder
     model.save_pretrained(folder, selected_adapters=[TRAINED], save_embedding_layers=False)
     path = folder / "adapter_config.json"
     settings = read_json(path)
@@ -90,12 +96,15 @@ def save_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> Path:
     return folder
 
 
-def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
-    """Put a saved adapter's weights into the trained adapter, in place.
+def load_lora_checkpoint(model: nn.Module, path: str | Path) -> None:
+    """Put a saved adapter's weights into the trained adapter, in place; in a fully trained model,
+    those of a model folder.
 
     Raises ModelError where the folder is missing, damaged, for another base, or of another rank,
     alpha or modules.
     """
+    if weights.of(model) is not None:
+        return weights.load_weights(model, path)
     ours = model.peft_config[TRAINED]
     check_adapter(path, model.get_base_model(), str(ours.base_model_name_or_path))
     theirs = peft.LoraConfig.from_pretrained(str(path))
@@ -105,8 +114,8 @@ def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
                 f"the adapter at {path} has {name} {getattr(theirs, name)}, the model's has "
                 f"{getattr(ours, name)}; give the lora section that it was trained with."
             )
-    weights = peft.utils.load_peft_weights(str(path), device="cpu")
-    outcome = peft.set_peft_model_state_dict(model, weights, adapter_name=TRAINED)
+    saved = peft.utils.load_peft_weights(str(path), device="cpu")
+    outcome = peft.set_peft_model_state_dict(model, saved, adapter_name=TRAINED)
     if outcome.unexpected_keys:
         raise ModelError(
             f"the adapter at {path} has other modules than the model "
@@ -116,8 +125,12 @@ def load_lora_checkpoint(model: peft.PeftModel, path: str | Path) -> None:
 
 @contextmanager
 def using_adapter(model: nn.Module, name: str | None) -> Iterator[None]:
-    """The model with another adapter than the trained one, frozen; None: the untouched base."""
-    if not isinstance(model, peft.PeftModel) or name == TRAINED:
+    """The model with another adapter (or set of weights) than the trained one, frozen; None: the
+    untouched base."""
+    if weights.of(model) is not None:
+        with weights.using_weights(model, name):
+            yield
+    elif not isinstance(model, peft.PeftModel) or name == TRAINED:
         yield
     elif name is None:
         with model.disable_adapter():
@@ -130,9 +143,30 @@ def using_adapter(model: nn.Module, name: str | None) -> Iterator[None]:
             model.set_adapter(TRAINED)
 
 
-def as_reference(model: peft.PeftModel) -> AbstractContextManager[None]:
-    """The model as the reference: its frozen warm start where there is one, else adapter off."""
+def add_adapter(model: nn.Module, path: str | Path, name: str) -> None:
+    """Put a saved adapter (or model folder) beside the trained one, frozen, as `name`.
+
+    Raises ModelError as `check_adapter`, or as `weights.load_weights`.
+    """
+    if weights.of(model) is not None:
+        return weights.add_weights(model, path, name)
+    base = str(model.peft_config[TRAINED].base_model_name_or_path)
+    check_adapter(path, model.get_base_model(), base)
+    model.load_adapter(str(path), adapter_name=name, is_trainable=False)
+
+
+def as_reference(model: nn.Module) -> AbstractContextManager[None]:
+    """The model as the reference: its frozen warm start where there is one, else adapter off; of a
+    fully trained model, the copy of the weights that training started from."""
+    if weights.of(model) is not None:
+        return weights.using_weights(model, REFERENCE)
     return using_adapter(model, REFERENCE if REFERENCE in model.peft_config else None)
+
+
+def has_reference(model: nn.Module) -> bool:
+    """Whether `as_reference` can be had: always, but for a fully trained model without a copy."""
+    found = weights.of(model)
+    return found is None or REFERENCE in found.sets
 
 
 def _peft_config(base: nn.Module, base_path: str | Path, lora: Any) -> peft.LoraConfig:

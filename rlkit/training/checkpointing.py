@@ -1,5 +1,6 @@
-"""Checkpoints of a training run: PEFT's own adapter files, and all else that a resumed run needs
-to be the same run. Everything is JSON or safetensors; nothing is pickled.
+"""Checkpoints of a training run: PEFT's own adapter files (where all weights are trained, those of
+a model folder), and all else that a resumed run needs to be the same run. Everything is JSON or
+safetensors; nothing is pickled.
 
     lora_checkpoints/checkpoint-<step>/
       adapter_config.json  adapter_model.safetensors     PEFT's own; loadable without us

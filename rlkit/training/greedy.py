@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rlkit.training.adapters import as_reference
+from rlkit.training.adapters import as_reference, has_reference
 from rlkit.training.grpo import k3
 from rlkit.training.rollout import mean
 from rlkit.training.sampling import sample_actions
@@ -23,7 +23,7 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
         )
         for s in states
     ]
-    scores, kl, tokens = [], 0.0, 0.0
+    scores, kl, tokens, compared = [], 0.0, 0.0, has_reference(trainer.model)
     size = trainer.config.evaluation.batch_size
     for start in range(0, len(states), size):
         part = range(start, min(start + size, len(states)))
@@ -37,7 +37,7 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
         for i, ids in zip(part, sampled.rows(), strict=True):
             (score,) = trainer.task.score(states[i], [decode(trainer.tokenizer, ids)])
             scores.append(score)
-            if score.reward is not None:  # as in the loss: what cannot be scored counts nowhere
+            if compared and score.reward is not None:  # unscorable ones count nowhere, as in the loss
                 kl += _kl_sum(trainer, prompts[i], ids)
                 tokens += len(ids)
     names = getattr(trainer.task, "step_metrics", {})

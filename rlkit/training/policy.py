@@ -1,4 +1,5 @@
-"""The policy: a base model with a LoRA adapter, how it is loaded, and asked to write."""
+"""The policy: a base model with a LoRA adapter, or all of its weights, how it is loaded, and asked
+to write."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import Precision, choose_precision
 from rlkit.training.sampling import sample_actions
 from rlkit.training.text import decode, encode_prompt, end_ids, token_counter
+from rlkit.training.weights import check_model_folder, load_weights, train_all_weights
 
 
 def load_model_with_lora(
@@ -43,15 +45,22 @@ def load_model_with_lora(
     seed: int = 7,
     trust_remote_code: bool = False,
     log: Callable[[str], None] = print,
-) -> tuple[peft.PeftModel, transformers.PreTrainedTokenizerBase]:
+) -> tuple[transformers.PreTrainedModel | peft.PeftModel, transformers.PreTrainedTokenizerBase]:
     """Load a base model and put a trainable LoRA adapter on it.
 
     `lora_config` has `rank`, `alpha`, `dropout`, `target_modules`. With `adapter`, the adapter is
     continued from that folder, and a frozen copy of it named `reference` stands beside it (the
     model whose KL is penalised). Adapter weights are float32 whatever the base's dtype.
 
-    Raises ModelError where the base or adapter is missing, or the adapter is for another base.
+    Where `lora_config.enabled` is false, there is no adapter: the plain model comes back, float32,
+    with all weights trainable, and `adapter` is a model folder whose weights it starts from.
+
+    Raises ModelError where the base or adapter is missing, or the adapter is for another base, or
+    where all weights of a 4-bit or 16-bit model were to be trained.
     """
+    if not getattr(lora_config, "enabled", True):
+        options = (device, dtype, load_in_4bit, gradient_checkpointing, adapter, trust_remote_code)
+        return _load_for_all_weights(base_path, *options, log)
     precision = choose_precision(device, dtype, load_in_4bit)
     if adapter is not None:
         _adapter_files(adapter)  # a slip in its path should not wait for the base
@@ -72,6 +81,35 @@ def load_model_with_lora(
         config
     ) in model.peft_config.values():  # the name that was given, not a folder of this machine
         config.base_model_name_or_path = str(base_path)
+    return model.eval(), tokenizer
+
+
+def _load_for_all_weights(
+    base_path: str | Path,
+    device: str,
+    dtype: str,
+    load_in_4bit: bool,
+    gradient_checkpointing: bool,
+    start_from: str | Path | None,
+    trust_remote_code: bool,
+    log: Callable[[str], None],
+) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    """`load_model_with_lora` without LoRA. The model's config is left as it is: it is saved."""
+    if load_in_4bit:
+        raise ModelError(
+            "lora.enabled is false, which trains all weights, and 4-bit weights cannot be trained; "
+            "set model.load_in_4bit to false, or lora.enabled to true."
+        )
+    if start_from is not None:
+        check_model_folder(start_from)  # a slip in its path should not wait for the base
+    precision = choose_precision(device, "float32" if dtype == "auto" else dtype)
+    base, tokenizer = load_base_model(base_path, precision, trust_remote_code=trust_remote_code)
+    model = train_all_weights(base, tokenizer)
+    log(f"model: {base_path} on {precision.device}, float32, all weights are trained")
+    if gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    if start_from is not None:
+        load_weights(model, start_from)
     return model.eval(), tokenizer
 
 

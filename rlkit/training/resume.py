@@ -1,7 +1,8 @@
 """Where a trainer stands, kept in its run's checkpoints and taken up again, bit for bit.
 
-Everything random is drawn from counters, so that this is all: adapter, optimiser, gradients that
-wait for the optimiser's move, groups that wait for further passes, and the counts in `Progress`.
+Everything random is drawn from counters, so that this is all: adapter (or all weights), optimiser,
+gradients that wait for the optimiser's move, groups that wait for further passes, and the counts in
+`Progress`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlkit.errors import RunError
 from rlkit.training.adapters import load_lora_checkpoint, save_lora_checkpoint
 from rlkit.training.checkpointing import (
     PREFIX,
@@ -118,6 +120,11 @@ def _forget(trainer: Any) -> None:
     """Be as new: an interrupt before the first checkpoint leaves half a step behind."""
     if trainer.progress == Progress():
         return
+    if trainer.untrained is None:
+        raise RunError(
+            "there is no checkpoint yet, and of the weights before training no copy is kept (all "
+            "are trained, and grpo.kl_penalty is 0); load the model and make the trainer anew."
+        )
     for name, parameter in trainer.parameters.items():
         parameter.copy_(trainer.untrained[name])
     trainer.optimizer.state.clear()

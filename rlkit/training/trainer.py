@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import RunError
+from rlkit.training import weights
 from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
 from rlkit.training.caches import PromptCache
@@ -70,12 +71,21 @@ class GRPOTrainer:
         )
         self.ends = end_ids(model, tokenizer)
         self.progress = Progress()
-        self.untrained = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.untrained = self._begin()
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
         self._checked = self._half_done = False
         self.device = next(model.parameters()).device
-        if config.lora.dropout:
+        if config.lora.dropout and weights.of(model) is None:
             log("lora.dropout acts in SFT only; GRPO passes have it off")
+        weights.warn_of_rate(model, "grpo.learning_rate", self.settings.learning_rate, log)
+
+    def _begin(self) -> dict[str, Tensor] | None:
+        """A copy of the weights before training; where all are trained, the reference serves as
+        one, and without a reference there is none."""
+        kept = weights.begin_training(self.model, reference=self.settings.kl_penalty > 0)
+        if weights.of(self.model) is not None:
+            return kept
+        return {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def training_step(self, states: Sequence[Any]) -> dict[str, Any]:
         """Sample, score and learn from one group a state; returns the step's metrics.
