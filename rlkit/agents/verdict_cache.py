@@ -14,6 +14,9 @@ NORMAL: in a WAL, what is committed outlives the process, however that ends, and
 asks for the flush. FULL would flush at every answer, 4.7 ms each on one machine: more than the
 3 ms between the answers of a server that gives 16 at once in 50 ms. Without the flush a run that
 resumes after a power cut would ask again, might be told otherwise, and were another run.
+
+A file or folder that cannot be written to is read all the same, without a trace: replaying needs
+no more. A new verdict is then an error, for one that was paid for must not be lost.
 """
 
 from __future__ import annotations
@@ -33,29 +36,12 @@ from typing import NamedTuple, TypeVar
 
 import filelock
 
+from rlkit.agents.verdict_file import WAIT, checked, is_damage, opened, reading, transaction
 from rlkit.errors import DataError
-from rlkit.files import sync_folder
 from rlkit.rounds.state import Verdict
 
-APPLICATION_ID = 0x726C6B76  # "rlkv", SQLite's mark of who wrote the file
-SCHEMA = 1
-WAIT = 60.0  # seconds for another process's write
 _CHUNK = 500  # keys asked for at once; SQLite allows 999 in its oldest builds
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_TABLES = f"""
-CREATE TABLE verdicts (
-    key TEXT PRIMARY KEY,
-    verdict TEXT NOT NULL CHECK (verdict IN ('IMPORTANT', 'LOCAL', 'DISCARD')),
-    model TEXT NOT NULL,
-    question_id TEXT NOT NULL,
-    docid TEXT NOT NULL,
-    judged TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE servers (address TEXT PRIMARY KEY, model TEXT NOT NULL) WITHOUT ROWID;
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA};
-"""
-
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 Result = TypeVar("Result")
 
 
@@ -79,12 +65,14 @@ class VerdictCache:
     """The verdicts in the file `path`, which is made where it is not there yet.
 
     A damaged file is set aside under another name, and a sentence says so. Raises DataError where
-    the file is something else, or cannot be read or written; OSError on a full disk. It can be
-    used from several threads and processes, forked ones included.
+    the file is something else, or cannot be read, or made; OSError on a full disk. `read_only`
+    tells, once something was looked up, whether it cannot be written. It can be used from several
+    threads and processes, forked ones included.
     """
 
     def __init__(self, path: str | Path, log: Callable[[str], None] = print) -> None:
         self.path, self.log = Path(path), log
+        self.read_only = False
         self._lock = threading.Lock()
         self._open: tuple[int, sqlite3.Connection] | None = None  # (process id, connection)
 
@@ -94,11 +82,20 @@ class VerdictCache:
 
     def put_many(self, rows: Sequence[Judged]) -> dict[str, Verdict]:
         """Keep verdicts, so that they outlive this process; returns what the file holds for their
-        keys: the verdict of another process, where that was faster. `flush` before using them."""
+        keys: the verdict of another process, where that was faster. `flush` before using them.
+
+        Raises DataError where the file, or its folder, is read-only.
+        """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
         def put(database: sqlite3.Connection) -> dict[str, Verdict]:
-            with _transaction(database):
+            if self.read_only:
+                raise DataError(
+                    f"{self.path} or its folder is read-only, so that new verdicts cannot be kept; "
+                    "copy the file to a folder that can be written, and name the copy as "
+                    "checker.cache_path."
+                )
+            with transaction(database):
                 database.executemany(
                     "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                     [tuple(map(_storable, (*row, now))) for row in rows],
@@ -109,6 +106,8 @@ class VerdictCache:
 
     def flush(self) -> None:
         """Flush what was put to the disk, so that it outlives a power cut, too."""
+        if self.read_only:
+            return
         try:
             log = os.open(f"{self.path}-wal", os.O_RDONLY)
         except FileNotFoundError:  # no WAL: every transaction was flushed
@@ -128,13 +127,13 @@ class VerdictCache:
         return found[0] if found else None
 
     def note_served(self, address: str, model: str) -> None:
-        """Remember which model the server at this address serves."""
-        if self.served_model(address) == model:
+        """Remember which model the server at this address serves, where that can be written."""
+        if self.served_model(address) == model or self.read_only:
             return
         row = (verdict_key(address=address), _storable(model))
 
         def note(database: sqlite3.Connection) -> None:
-            with _transaction(database):
+            with transaction(database):
                 database.execute("INSERT OR REPLACE INTO servers VALUES (?, ?)", row)
 
         self._run(note)
@@ -156,7 +155,7 @@ class VerdictCache:
             try:
                 return work(self._database())
             except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
                 self._set_aside(error)
             return work(self._database())
@@ -164,21 +163,40 @@ class VerdictCache:
     def _database(self) -> sqlite3.Connection:
         """This process's own connection: one that was inherited by a fork must not be used."""
         if self._open is None or self._open[0] != os.getpid():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._alone():
-                self._open = (os.getpid(), _opened(self.path))
+            self.read_only = not self._can_be_written()
+            if self.read_only:
+                self._open = (os.getpid(), checked(reading(self.path), self.path))
+            else:
+                with self._alone():
+                    self._open = (os.getpid(), opened(self.path))
         return self._open[1]
+
+    def _can_be_written(self) -> bool:
+        """Whether the file and what belongs to it can be written, or made; raises OSError where
+        there is no file that could be read instead."""
+        parts = [Path(f"{self.path}{end}") for end in ("", "-wal", "-shm", ".lock")]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(parts[-1], os.O_RDWR | os.O_CREAT, 0o666))  # as filelock will
+        except OSError as error:
+            if error.errno in _REFUSED and self.path.is_file():
+                return False
+            raise
+        there = [self.path.parent, *(part for part in parts if part.exists())]
+        return all(os.access(part, os.W_OK) for part in there)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         """Rename a damaged file, with what belongs to it, unless another process did so first."""
         if self._open is not None:
             self._open[1].close()
         self._open = None
+        if self.read_only:
+            raise error
         with self._alone():
             try:
-                _opened(self.path).close()
+                opened(self.path).close()
             except sqlite3.DatabaseError as still:
-                if not _is_damage(still):
+                if not is_damage(still):
                     raise
             else:
                 return
@@ -199,34 +217,6 @@ class VerdictCache:
         return filelock.FileLock(f"{self.path}.lock", timeout=WAIT)
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    """A connection to a sound file of ours, made where it is not there yet."""
-    database = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
-    try:
-        (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
-        database.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
-        (application,) = database.execute("PRAGMA application_id").fetchone()
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if tables == 0:
-            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
-            sync_folder(path.parent)
-        elif (application, version) != (APPLICATION_ID, SCHEMA):
-            raise DataError(
-                f"{path} is no file of verdicts of schema {SCHEMA}; name another one as "
-                "checker.cache_path."
-            )
-        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if state != "ok":
-            error = sqlite3.DatabaseError(state)
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
 def _known(database: sqlite3.Connection, keys: Sequence[str]) -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     waiting = iter(keys)
@@ -235,18 +225,6 @@ def _known(database: sqlite3.Connection, keys: Sequence[str]) -> dict[str, Verdi
         question = f"SELECT key, verdict FROM verdicts WHERE key IN ({marks})"
         found.update(database.execute(question, chunk).fetchall())
     return found
-
-
-@contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:  # on a full disk SQLite has rolled back itself
-            database.execute("ROLLBACK")
-        raise
 
 
 @contextmanager
@@ -266,10 +244,15 @@ def _named(path: Path) -> Iterator[None]:
             f"{path}, where verdicts are kept, cannot be used ({error}); check the path and its "
             "permissions, or name another file as checker.cache_path."
         ) from error
-
-
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        refused = error.errno in _REFUSED
+        raise DataError(
+            f"verdicts cannot be kept in {path}, since "
+            + (f"{path.parent} cannot be written to" if refused else f"{error.strerror}")
+            + "; name a file in a folder that can be written as checker.cache_path."
+        ) from error
 
 
 def _storable(text: str) -> str:

@@ -8,7 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -183,6 +185,118 @@ def test_another_program_s_database_is_refused_and_left_alone(tmp_path):
     with pytest.raises(DataError, match="is no file of verdicts of schema 1; name another one"):
         VerdictCache(path).get_many(["a"])
     assert sqlite3.connect(path).execute("SELECT count(*) FROM verdicts").fetchone() == (0,)
+
+
+def test_another_program_s_database_stays_as_it_was_to_the_byte(tmp_path):
+    for mode in ("DELETE", "WAL"):
+        path = tmp_path / f"{mode}.sqlite"
+        theirs = sqlite3.connect(path)
+        theirs.execute(f"PRAGMA journal_mode = {mode}")
+        theirs.execute("CREATE TABLE notes (text)")
+        theirs.close()
+        before = path.read_bytes()
+        with pytest.raises(DataError, match="is no file of verdicts of schema 1"):
+            VerdictCache(path).put_many([row("a")])
+        assert path.read_bytes() == before, mode
+
+
+@pytest.fixture
+def shared():
+    """A folder that other users can look into, with a cache of one verdict."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        cache = VerdictCache(folder / "verdicts.sqlite")
+        cache.put_many([row("a")])
+        cache.note_served("http://127.0.0.1:8000/v1", "judge")
+        yield folder, cache
+        cache.close()
+        folder.chmod(0o755)
+
+
+def told_by_another_user(work) -> str:
+    """What `work()` returns, or its DataError, in a process that owns nothing (if this one may
+    change its user; else it is the owner, whom the modes of files bind as well)."""
+    reader, writer = os.pipe()
+    child_id = os.fork()
+    if child_id == 0:  # no test may go on in here
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            try:
+                said = str(work())
+            except DataError as error:
+                said = str(error)
+            os.write(writer, said.encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as pipe:
+        said = pipe.read()
+    os.waitpid(child_id, 0)
+    return said
+
+
+def replay(path: Path):
+    def work() -> tuple:
+        cache = VerdictCache(path)
+        found = cache.get_many(["a", "b"])
+        cache.note_served("http://127.0.0.1:8000/v1", "other")  # kept nowhere, and no error
+        cache.flush()
+        return found, cache.served_model("http://127.0.0.1:8000/v1"), cache.read_only
+
+    return work
+
+
+def close_to_writing(folder: Path, closed: str) -> None:
+    for part in folder.iterdir():
+        part.chmod(0o444)
+    folder.chmod(0o777 if closed == "file" else 0o555)
+
+
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_a_read_only_cache_is_replayed_from_and_leaves_no_trace(shared, closed):
+    folder, cache = shared
+    cache.close()
+    path = cache.path
+    close_to_writing(folder, closed)
+    before = {part.name: part.read_bytes() for part in folder.iterdir()}
+    said = told_by_another_user(replay(path))
+    assert said == "({'a': 'LOCAL'}, 'judge', True)"
+    start = time.monotonic()
+    said = told_by_another_user(lambda: VerdictCache(path).put_many([row("b")]))
+    assert said.startswith(
+        f"{path} or its folder is read-only, so that new verdicts cannot be kept"
+    )
+    assert "name the copy as checker.cache_path" in said and time.monotonic() - start < 5
+    assert {part.name: part.read_bytes() for part in folder.iterdir()} == before
+
+
+def test_what_its_owner_writes_meanwhile_is_read_from_a_read_only_cache(shared):
+    folder, cache = shared  # still open: the verdict stands in the WAL
+    close_to_writing(folder, "folder")
+    assert told_by_another_user(replay(cache.path)) == "({'a': 'LOCAL'}, 'judge', True)"
+
+
+def test_a_folder_that_cannot_be_written_is_named_at_once(shared):
+    folder, _ = shared
+    folder.chmod(0o555)
+    for path in (folder / "new.sqlite", folder / "deep" / "new.sqlite"):
+        start = time.monotonic()
+        said = told_by_another_user(lambda path=path: VerdictCache(path).get_many(["a"]))
+        assert said == (
+            f"verdicts cannot be kept in {path}, since {path.parent} cannot be written to; name a "
+            "file in a folder that can be written as checker.cache_path."
+        )
+        assert time.monotonic() - start < 5
+
+
+def test_a_file_where_its_folder_should_be_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="since .* exists; name a file|since Not a directory"):
+        VerdictCache(tmp_path / "file" / "verdicts.sqlite").get_many(["a"])
 
 
 def test_a_folder_in_its_place_is_one_sentence(tmp_path):
