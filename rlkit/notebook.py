@@ -179,6 +179,18 @@ class LiveCurves:
         self._picture.show(picture(learning_curves(pd.DataFrame(self.rows), self.COLUMNS)))
 
 
+def practice_round(task: Any, state: Any) -> pd.DataFrame:
+    """What a known action of a state is worth when it is played now: the recorded clues, or the
+    known solution. Prints it with its reward; the table holds the documents, or the components."""
+    text = task.known_action(state)
+    (score,) = task.score(state, [text])
+    print(f"{state.question}\n\n{text}\n\nreward: {score.reward}")
+    parts = score.components
+    if "documents" in parts:
+        return pd.DataFrame(parts["documents"], columns=["title", "verdict", "new", "clue"])
+    return pd.Series(parts, name="value").to_frame()
+
+
 def picture(figure: Figure, alt: str = "") -> Image:
     """A figure as PNG inside the notebook, whatever plotting backend the kernel has.
 

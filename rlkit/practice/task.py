@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from rlkit.agents.clues import count_words
+from rlkit.agents.clues import count_words, format_clues
 from rlkit.agents.parse import ParsedClues
 from rlkit.agents.prompt import CountTokens, Messages, build_messages, shown_text
 from rlkit.agents.recording import CollectReport
@@ -125,6 +125,10 @@ class SearchTask:
                 "or set model.init_adapter to null."
             )
         return found
+
+    def known_action(self, state: State) -> str:
+        """The recorded action of a state, as the policy would write it; for a look at it."""
+        return format_clues(state.recorded_clues, self.config.executor.layout)
 
     def take_metrics(self) -> dict[str, float | None]:
         """What the environment counted since the last call."""

@@ -37,7 +37,10 @@ def differences_table(evaluation: Evaluation) -> pd.DataFrame:
 
 
 def case_table(case: Case) -> pd.DataFrame:
-    """What each policy wrote for one state and what it found: one row a policy."""
+    """What each policy wrote for one state and what came of it: one row a policy."""
+    if case.actions and "clues" not in case.actions[0]:
+        rows = pd.DataFrame(case.actions)
+        return rows.set_index("policy")[["completion", "reward"]]
     rows = [
         {
             "policy": NAMES.get(action["policy"], action["policy"]),
