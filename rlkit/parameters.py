@@ -64,7 +64,14 @@ class GrpoSection(Section):
         le=100,
     )
     kl_penalty: float = key(0.01, "weight of the KL to the reference (beta)", ge=0, le=100)
-    learning_rate: float = key(5e-5, "AdamW's peak learning rate", "per update", gt=0, le=1)
+    learning_rate: float = key(
+        5e-5,
+        "AdamW's peak learning rate; safe: 1e-5 to 2e-4 for an adapter, 1e-6 to 5e-6 for all "
+        "weights (5e-5 took a 0.6B model's accuracy on GSM8K from 57 % to 2 %, by a public report)",
+        "per update",
+        gt=0,
+        le=1,
+    )
     temperature: float = key(0.7, "divides the logits, everywhere alike", gt=0, le=10)
     loss_type: Literal["grpo", "bnpo", "dapo", "dr_grpo", "gspo", "cispo"] = key(
         "grpo", "how token losses are clipped and averaged"
@@ -342,12 +349,24 @@ class EvaluationSection(Section):
 
 class SftSection(Section):
     title: ClassVar[str] = "sft"
-    learning_rate: float = key(2e-4, "AdamW's learning rate", "per update", gt=0, le=1)
+    learning_rate: float = key(
+        2e-4,
+        "AdamW's learning rate; safe: 1e-5 to 2e-4 for an adapter, 1e-6 to 5e-6 for all weights",
+        "per update",
+        gt=0,
+        le=1,
+    )
     num_epochs: int = key(1, "passes over the samples", "epochs", ge=1)
     batch_size: int = key(4, "samples an update", "samples", ge=1)
     max_samples: int | None = key(None, "samples used; null: all", "samples", ge=1)
     max_grad_norm: float = key(1.0, "the gradient is clipped to this norm", gt=0, le=1e6)
     warmup_steps: int = key(0, "updates over which the learning rate rises", "updates", ge=0)
+    packing: Literal["auto", "never"] = key(
+        "auto", "auto: the samples of an update pass the model together"
+    )
+    save_every_n_updates: int = key(
+        50, "how often the state is saved, to go on from after a stop", "updates", ge=1
+    )
 
 
 class MergeSection(Section):

@@ -37,7 +37,7 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
         for i, ids in zip(part, sampled.rows(), strict=True):
             (score,) = trainer.task.score(states[i], [decode(trainer.tokenizer, ids)])
             scores.append(score)
-            if compared and score.reward is not None:  # unscorable ones count nowhere, as in the loss
+            if compared and score.reward is not None:  # unscorable ones count nowhere
                 kl += _kl_sum(trainer, prompts[i], ids)
                 tokens += len(ids)
     names = getattr(trainer.task, "step_metrics", {})

@@ -44,13 +44,7 @@ def group_log_probs(
     mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     _, head = decoder_and_head(model)
     hidden = _hidden_states(model, prompt, tokens, prefix)  # (K, C, D)
-    flat, targets = hidden[mask], tokens[mask]  # (M, D), (M,)
-    size = max(1, (max_logits or _chunk_size(head.out_features)) // head.out_features)
-    parts = []
-    for start in range(0, max(len(flat), 1), size):
-        rows, ids = flat[start : start + size], targets[start : start + size]
-        parts.append(score_tokens(head, rows, ids, temperature))
-    logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
+    logprobs, entropies = score_positions(head, hidden[mask], tokens[mask], temperature, max_logits)
     empty = logprobs.new_zeros(tokens.shape)
     return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies)
 
@@ -81,6 +75,22 @@ def check_sharing(model: nn.Module) -> None:
 
 def _chunk_size(vocabulary: int) -> int:
     return max(MAX_LOGITS, LEAST_ROWS * vocabulary)
+
+
+def score_positions(
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    max_logits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`score_tokens` of any number of positions, (M, D) and (M,), in chunks."""
+    size = max(1, (max_logits or _chunk_size(head.out_features)) // head.out_features)
+    parts = [
+        score_tokens(head, hidden[i : i + size], targets[i : i + size], temperature)
+        for i in range(0, max(len(hidden), 1), size)
+    ]
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
 
 def score_tokens(

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_task
 from rlkit.run import Run
 from rlkit.training import alarms
+from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor
 from rlkit.training.policy import load_model_with_lora, prompt_counter
@@ -246,27 +244,6 @@ def step_line(metrics: dict[str, Any]) -> str:
     }
     parts = [f"{name} {value:.3g}" for name, value in shown.items() if value is not None]
     return f"step {metrics['step']}: " + ", ".join(parts)
-
-
-@contextmanager
-def interrupt_flag(log: Log) -> Iterator[threading.Event]:
-    """Turn the first interrupt into a flag, so that a step is never left half done."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        flag.set()
-        log("interrupted: finishing this step; interrupt again to stop at once")
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _keep_reference(adapter: Path, kept: Path) -> None:
