@@ -61,6 +61,11 @@ def build_parser() -> argparse.ArgumentParser:
     collect.add_argument("--output", type=Path, metavar="D", help="default: rounds/ of the run")
     _command(commands, "sft", _sft, "make the warm start: fine-tune on recorded actions")
 
+    tune = _command(commands, "tune", _tune, "search for better parameters, trial by trial")
+    tune.add_argument("--method", choices=("grid", "random", "bayesian"), help="tune.method")
+    tune.add_argument("--trials", type=int, metavar="N", help="tune.trials, in all")
+    tune.add_argument("--minutes", type=float, metavar="M", help="tune.minutes, in all")
+
     serve = commands.add_parser("serve", help="serve a small chat model, with no GPU")
     serve.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct")
     serve.add_argument("--port", type=int, default=8000, metavar="P", help="0: any that is free")
@@ -134,6 +139,9 @@ def _config(options: argparse.Namespace, path: Path | None = None) -> RunConfig:
         changes.append("training.resume=true")
     if getattr(options, "max_questions", None) is not None:
         changes.append(f"data.max_questions={options.max_questions}")
+    for name in ("method", "trials", "minutes"):
+        if getattr(options, name, None) is not None:
+            changes.append(f"tune.{name}={getattr(options, name)}")
     config = RunConfig.load(options.params or path, changes)
     if not options.debug:
         return config
@@ -253,6 +261,25 @@ def _sft(options: argparse.Namespace) -> None:
     from rlkit.training.loop import sft_run
 
     print(f"warm start: {sft_run(config)}")
+
+
+def _tune(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from rlkit.tune import Study
+    from rlkit.tuning_results import summary_text, test_winner, write_figures
+
+    study = Study(config, lambda line: print(line, flush=True))
+    ended = study.run()
+    figures = write_figures(study)
+    winner = test_winner(study)
+    print(f"\n{study.table().drop(columns='run').to_string(index=False)}\n")
+    print(summary_text(study, winner))
+    print(f"the study's folder: {study.folder} ({', '.join(path.name for path in figures)})")
+    if ended == "stopped":
+        print(_how_to_go_on("tune"), file=sys.stderr)
+        return 130
+    print(f"next: python -m rlkit train --params {study.folder / 'best.yaml'}")
+    return 0
 
 
 def _serve(options: argparse.Namespace) -> None:

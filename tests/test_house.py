@@ -33,7 +33,8 @@ LAYERS = [
     ["results"],
     ["answers"],
     ["deploy"],
-    ["tune", "doctor", "notebook", "cli", "__main__"],
+    ["tune", "tuning_space", "tuning_shared", "tuning_results"],
+    ["doctor", "notebook", "cli", "__main__"],
 ]
 TORCH_ALLOWED = ("training", "deploy")
 
