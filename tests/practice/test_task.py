@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.agents.executor import OraclePolicy, RawQuestionPolicy
+from rlkit.agents.recording import MAX_TRIES, now_and_then
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, DataError
 from rlkit.practice.collect_run import collect_run
@@ -132,6 +133,29 @@ def test_rounds_recorded_later_do_not_move_the_split(tmp_path: Path) -> None:
     assert len(list(run.rounds_folder.glob("*/run_002"))) == 12
     again = build_search_task(run.config, run)
     assert [s.state_id for s in again.states("train")] == [s.state_id for s in task.states("train")]
+
+
+class Refused:
+    """A planner whose server refuses every question."""
+
+    def __init__(self, config: object, corpus: object) -> None: ...
+
+    def plan(self, question: str, history: object) -> None:
+        raise ConfigError("the server refuses this text.")
+
+
+def test_where_every_question_failed_the_first_reason_is_told(tmp_path: Path) -> None:
+    run = demo_run(tmp_path, planner=f"{__name__}:Refused")
+    lines: list[str] = []
+    for _ in range(MAX_TRIES + 1):
+        with pytest.raises(
+            DataError, match=r"; all 12 questions failed; the first: \S+: the server refuses this"
+        ):
+            build_search_task(run.config, run, progress=now_and_then(lines.append))
+    assert len(lines) == MAX_TRIES + 1  # the last report of each
+    assert "12 failed (first: the server refuses this text.)" in lines[0]
+    assert len(list(run.rounds_folder.glob("*/run_*"))) == 12 * MAX_TRIES
+    assert lines[-1].count("not tried again:") == 6  # five by name, and how many more
 
 
 def test_a_failed_question_that_is_played_again_later_leaves_the_split_as_it_was(
