@@ -126,7 +126,9 @@ def _what_the_system_said(error: OSError) -> str:
 
 def _how_to_go_on(command: str) -> str:
     if command == "train":
-        return "stopped; the same command, or --resume, goes on from the last checkpoint."
+        return "stopped; the same command, or --resume, goes on from the last checkpoint, if there is one."
+    if command in ("check", "check-judge"):
+        return "interrupted; nothing of this is kept."
     return "interrupted; what is finished is kept, and the same command goes on."
 
 

@@ -1,4 +1,4 @@
-"""A look before a run: are the packages, the device, the model and the data there?
+"""A look before a run: are the packages, the device, the model, the data and the servers there?
 
 Each check gives (level, subject, sentence); level is ok, warn or fail.
 """
@@ -9,12 +9,14 @@ import importlib.metadata
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rlkit.config import RunConfig, load_object
-from rlkit.errors import RlkitError
+from rlkit.errors import AgentError, RlkitError
 from rlkit.lineage import PACKAGES, installed_versions
 
 Finding = tuple[str, str, str]
+HASTE = {"timeout": 4.5, "max_retries": 0, "patience": 0.0}  # seconds; of a look at a server
 
 
 def quick_check(config: RunConfig) -> Iterator[Finding]:
@@ -22,10 +24,11 @@ def quick_check(config: RunConfig) -> Iterator[Finding]:
     yield "ok", "parameters", f"run {config.run_name}, task {config.task}, seed {config.seed}"
     for subject, check in CHECKS.items():
         try:
-            level, text = check(config)
+            found = check(config)
         except RlkitError as error:
-            level, text = "fail", str(error)
-        yield level, subject, text
+            found = "fail", str(error)
+        if found is not None:
+            yield found[0], subject, found[1]
 
 
 def _packages(config: RunConfig) -> tuple[str, str]:
@@ -132,11 +135,61 @@ def _plugins(config: RunConfig) -> tuple[str, str]:
     return "ok", ", ".join(dotted) or "none of your own"
 
 
-CHECKS: dict[str, Callable[[RunConfig], tuple[str, str]]] = {
+def _live_agents(config: RunConfig) -> tuple[str, str] | None:
+    """The model behind a server that judges, plans, or keeps the tables; None: no agent does."""
+    kinds = {
+        "judge": config.checker.kind,
+        "planner": config.data.planner,
+        "entity manager": config.data.entities,
+    }
+    roles = [role for role, kind in kinds.items() if kind == "llm"]
+    if not roles:
+        return None
+    from rlkit.agents.llm import ChatClient
+
+    client = ChatClient(
+        config.model.vllm_base_url, config.model.checker_model, log=_unsaid, **HASTE
+    )
+    level, text = _found_at(client, client.probe)
+    return level, f"{', '.join(roles)}: {text}"
+
+
+def _served(config: RunConfig) -> tuple[str, str] | None:
+    """The Executor behind a server; None where no policy is `served`."""
+    if "served" not in (*config.data.collectors, *config.evaluation.policies):
+        return None
+    from rlkit.agents.llm import ChatClient
+    from rlkit.agents.served import NAMES, looked_at
+
+    url, model = config.executor.served_url, config.executor.served_model
+    client = ChatClient(url or config.model.vllm_base_url, model, log=_unsaid, names=NAMES, **HASTE)
+    return _found_at(client, lambda: looked_at(client, model))
+
+
+def _found_at(client: Any, look: Callable[[], Any]) -> tuple[str, str]:
+    """What a look at a server finds, within some 10 s; one that is away may be started yet."""
+    from rlkit.agents.llm_faults import RefusedError
+
+    try:
+        report = look()
+    except AgentError as error:
+        return ("fail" if isinstance(error, RefusedError) else "warn"), str(error)
+    finally:
+        client.close()
+    return ("warn" if report.thinks else "ok"), str(report)
+
+
+def _unsaid(line: str) -> None:
+    """A check says all in one line."""
+
+
+CHECKS: dict[str, Callable[[RunConfig], tuple[str, str] | None]] = {
     "packages": _packages,
     "folder": _folder,
     "device": _device,
     "model": _model,
     "data": _data,
     "plug-ins": _plugins,
+    "live agents": _live_agents,
+    "served": _served,
 }

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlkit.agents.llm import ChatClient, Names
+from rlkit.agents.llm import ChatClient, Names, ServerReport
 from rlkit.agents.prompt import CountTokens, Messages, build_messages
-from rlkit.errors import AgentError, ConfigError
+from rlkit.errors import AgentError, ConfigError, RlkitError
 from rlkit.rounds.state import State
 
 NAMES = Names("executor.served_url", "executor.served_model")
@@ -78,16 +78,26 @@ def served_policy(
         log=log,
         names=NAMES,
     )
-    report = client.probe()
-    if executor.served_model is None and len(report.models) > 1:
+    try:
+        report = looked_at(client, executor.served_model)
+    except RlkitError:
         client.close()
-        raise ConfigError(
-            f"executor.served_model is not set, and the server has {len(report.models)} models: "
-            f"{', '.join(report.models)}; name the one that plays the Executor."
-        )
+        raise
     log(f"served Executor: {report.model} at {client.address}")
 
     def prompt(state: State) -> Messages:
         return build_messages(state, executor, config.search, count_tokens)
 
     return ServedPolicy(client, prompt, max_new_tokens=config.grpo.max_new_tokens)
+
+
+def looked_at(client: ChatClient, served_model: str | None) -> ServerReport:
+    """What the probe finds. Raises AgentError as it does, and ConfigError where there are several
+    models and none is named: the judge is no Executor."""
+    report = client.probe()
+    if served_model is None and len(report.models) > 1:
+        raise ConfigError(
+            f"executor.served_model is not set, and the server has {len(report.models)} models: "
+            f"{', '.join(report.models)}; name the one that plays the Executor."
+        )
+    return report
