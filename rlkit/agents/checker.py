@@ -5,13 +5,14 @@ model behind a server, is in `judge.py`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shown  # shortened
 from typing import Any, Protocol
 
 from rlkit.config import named_object
 from rlkit.errors import ConfigError, DataError
 from rlkit.library.corpus import Corpus, Document
 from rlkit.library.tokenize import WIDE, folded
-from rlkit.rounds.state import State, Verdict
+from rlkit.rounds.state import VERDICTS, State, Verdict
 
 MIN_TITLE = 4  # characters; shorter titles stand in texts by chance
 MIN_TITLE_CJK = 2
@@ -73,9 +74,46 @@ class GoldChecker:
         return self._gold[gold]
 
 
+class _OwnChecker:
+    """A user's checker as it is, but that an answer which is no verdict is an error at once."""
+
+    def __init__(self, checker: DocumentChecker, kind: str) -> None:
+        self._checker, self._kind = checker, kind
+
+    def check(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
+        """docid -> verdict for each document, None where the checker left it out.
+
+        Raises ConfigError where it returns anything else.
+        """
+        return self._verdicts(self._checker.check(state, documents), documents)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # while it is copied, there is no checker yet
+            raise AttributeError(name)
+        found = getattr(self._checker, name)
+        if name == "judge_anew":
+            return lambda state, documents: self._verdicts(found(state, documents), documents)
+        return found
+
+    def _verdicts(self, found: Any, documents: Sequence[Document]) -> dict[str, Verdict | None]:
+        allowed = f"a verdict is {', '.join(VERDICTS)}, or None where it could not be judged."
+        if not isinstance(found, Mapping):
+            raise ConfigError(
+                f"the checker {self._kind} returned a {type(found).__name__} for "
+                f"{len(documents)} documents; it must return {{docid: verdict}}, where {allowed}"
+            )
+        labels = {document.docid: found.get(document.docid) for document in documents}
+        for docid, label in labels.items():
+            if not (label is None or (isinstance(label, str) and label in VERDICTS)):
+                raise ConfigError(
+                    f"the checker {self._kind} labelled document {docid} {shown(label)}; {allowed}"
+                )
+        return labels
+
+
 def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
     """The checker that `checker.kind` names: gold, llm, or `module:object`, a callable
-    (config, corpus) -> DocumentChecker."""
+    (config, corpus) -> DocumentChecker, whose answers are checked."""
     kind = config.checker.kind
     built_in = {"gold": lambda config, corpus: GoldChecker(corpus), "llm": _live_checker}
     checker = named_object(kind, built_in, "checker.kind")(config, corpus)
@@ -84,7 +122,7 @@ def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
             f"checker.kind {kind} made a {type(checker).__name__}, which has no "
             "check(state, documents); see the protocol rlkit.agents.checker.DocumentChecker."
         )
-    return checker
+    return checker if kind in built_in else _OwnChecker(checker, kind)
 
 
 def _live_checker(config: Any, corpus: Corpus) -> DocumentChecker:

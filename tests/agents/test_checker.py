@@ -1,9 +1,12 @@
 """The gold checker's rules, by hand."""
 
+import copy
+
 import pytest
 
-from rlkit.agents.checker import GoldChecker, stands_in
-from rlkit.errors import DataError
+from rlkit.agents.checker import GoldChecker, build_checker, stands_in
+from rlkit.config import RunConfig
+from rlkit.errors import ConfigError, DataError
 from rlkit.library.corpus import Corpus, Document
 from rlkit.rounds.state import RoundFile, make_state
 
@@ -101,3 +104,76 @@ def test_remembered_verdicts_belong_to_their_question():
 )
 def test_titles_stand_as_words_of_their_own(title, text, stands):
     assert stands_in(title, text) is stands
+
+
+# ---- a checker of one's own
+
+
+class Own:
+    """Answers what it is told to."""
+
+    answer: object = {}
+    remembers = True
+
+    def __init__(self, config, corpus):
+        self.corpus = corpus
+
+    def check(self, state, documents):
+        return self.answer
+
+    def judge_anew(self, state, documents):
+        return self.answer
+
+
+@pytest.fixture
+def own(monkeypatch):
+    def make(answer):
+        monkeypatch.setattr(Own, "answer", answer)
+        config = RunConfig.from_sections(checker={"kind": f"{__name__}:Own"})
+        return build_checker(config, CORPUS)
+
+    return make
+
+
+TWO = [CORPUS.get("g1"), CORPUS.get("g2")]
+
+
+@pytest.mark.parametrize("ask", ["check", "judge_anew"])
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("important", "'important'"),
+        ("GREAT", "'GREAT'"),
+        ("unjudged", "'unjudged'"),
+        (1, "1"),
+        (True, "True"),
+        (["LOCAL"], r"\['LOCAL'\]"),
+        ("x" * 10_000, r"'xx[x.]{20,40}xx'"),
+    ],
+)
+def test_a_label_that_is_none_names_the_checker_the_document_and_the_allowed_ones(
+    own, ask, label, shown
+):
+    checker = own({"g1": "LOCAL", "g2": label})
+    said = f"the checker {__name__}:Own labelled document g2 {shown}; a verdict is IMPORTANT, LOCAL"
+    with pytest.raises(ConfigError, match=f"^{said}, DISCARD, or None where it could not"):
+        getattr(checker, ask)(a_state("g1"), TWO)
+
+
+@pytest.mark.parametrize(("answer", "kind"), [(None, "NoneType"), (["LOCAL", "LOCAL"], "list")])
+def test_an_answer_that_is_no_mapping_says_what_it_must_be(own, answer, kind):
+    with pytest.raises(ConfigError, match=rf"returned a {kind} for 2 .* return {{docid: verdict}}"):
+        own(answer).check(a_state("g1"), TWO)
+
+
+def test_documents_left_out_are_unjudged_and_others_are_passed_over(own):
+    checker = own({"g1": "LOCAL", "stranger": "GREAT"})
+    assert checker.check(a_state("g1"), TWO) == {"g1": "LOCAL", "g2": None}
+    assert own({"g1": None}).check(a_state("g1"), TWO) == {"g1": None, "g2": None}
+
+
+def test_all_else_of_a_checker_of_ones_own_is_as_it_was(own):
+    checker = own({})
+    assert checker.remembers is True and checker.corpus is CORPUS
+    assert not hasattr(checker, "concurrent") and not hasattr(checker, "take_metrics")
+    assert copy.copy(checker).corpus is CORPUS
