@@ -27,6 +27,7 @@ from rlkit.practice.source import chosen_questions, chosen_states, load_library,
 from rlkit.practice.splits import NAME as SPLITS
 from rlkit.practice.splits import kept_splits
 from rlkit.results.agreement import Share, cohens_kappa, confusion, share_of
+from rlkit.results.judge_replies import Overheard
 from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.rounds.split import split_states
 from rlkit.rounds.state import VERDICTS, RoundFile, State, make_state
@@ -43,7 +44,8 @@ Sample = list[tuple[State, list[Document]]]
 @dataclass(frozen=True)
 class JudgeCheck:
     """One row a sampled document. `values` are the rewards of a new document by its verdict, and
-    `documents_read` is how many of them an action reads at most."""
+    `documents_read` is how many of them an action reads at most; `unread` are a few replies that
+    lack a verdict that was asked for."""
 
     rows: tuple[Row, ...]
     judge: str
@@ -51,6 +53,7 @@ class JudgeCheck:
     values: dict[str, float]
     documents_read: int
     facts: dict[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def pairs(self, a: str, b: str) -> list[tuple[str, str]]:
         """(verdict in a, verdict in b) of the documents that both judge."""
@@ -127,6 +130,7 @@ class JudgeCheck:
                 for name in PASSES[1:]
             },
             "unjudged": self.unjudged._asdict(),
+            "unread": list(self.unread),
             "gold": self.against_gold
             and {
                 "confusion": self.against_gold,
@@ -163,6 +167,9 @@ def check_judge(
     count = sum(len(documents) for _, documents in sample)
     log(f"{count} documents of {len(sample)} states ({source}), labelled {len(PASSES)} times")
     checker = build_checker(config, library.corpus)
+    heard = None
+    if config.checker.kind == "llm":
+        heard = checker.client = Overheard(checker.client, config.model.vllm_base_url)
     rows = labelled(checker, GoldChecker(library.corpus), sample)
     reward, search = config.reward, config.search
     check = JudgeCheck(
@@ -177,6 +184,7 @@ def check_judge(
             "batch_size": config.checker.batch_size,
             "max_document_chars": config.checker.max_document_chars,
         },
+        unread=tuple(heard.unread) if heard else (),
     )
     folder = Path(config.output_root) / config.run_name
     folder = folder if (folder / "config.yaml").exists() else Path(config.output_root)

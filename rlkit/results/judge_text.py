@@ -22,6 +22,9 @@ def judge_text(check: JudgeCheck) -> str:
         lines.append(f"flips, {_TITLES[name].split(', ')[1]}: {flips or 'none'}")
     if check.against_gold:
         lines += ["", *_confusion_lines(check)]
+    if check.unread:
+        lines += ["", "replies without a verdict that was asked for, shortened, such as:"]
+        lines += [f"  | {reply}" for reply in check.unread]
     return "\n".join([*lines, "", meaning(check)])
 
 
@@ -31,8 +34,8 @@ def meaning(check: JudgeCheck) -> str:
     if noise is None:
         return (
             "What it means for the reward: no document was judged twice, so nothing can be said, "
-            "and actions whose documents are all unjudged teach nothing; look at what the server "
-            "answers."
+            "and actions whose documents are all unjudged teach nothing; look at what the judge "
+            "answers, and name a model that keeps to the form in model.checker_model."
         )
     read, worth = check.documents_read, check.values["IMPORTANT"]
     said = (

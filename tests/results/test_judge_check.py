@@ -99,6 +99,11 @@ def but_one(body: dict, n: int) -> Answer:
     return Answer(json.dumps(found))
 
 
+def nonsense(body: dict, n: int) -> Answer:
+    """No verdict at all; a terminal's colours, a line break, a tag, the key that it was sent."""
+    return Answer(f"\x1b[31mOnce upon\na time <b> there was geheim-{n % 2}. " + "a river " * 90)
+
+
 @pytest.fixture
 def config(tmp_path):
     def make(url: str, *changes: str) -> RunConfig:
@@ -145,6 +150,34 @@ def test_documents_without_a_label_are_counted_and_never_discarded(config):
     assert 0 < check.unjudged.count < 36
     assert {row["first"] for row in check.rows} == {"LOCAL", None}
     assert sum(row["unjudged"] for row in check.against_gold.values()) == check.unjudged.count / 3
+
+
+def test_a_judge_of_nonsense_is_shown_in_its_own_words_made_harmless(config, monkeypatch):
+    monkeypatch.setenv("RLKIT_API_KEY", "geheim-1")
+    with FaultServer(Judge(nonsense)) as server:
+        check, path = check_judge(config(server.url), samples=8, log=quiet)
+    assert check.unjudged.share == 1.0
+    text = judge_text(check)
+    lines = [line for line in text.splitlines() if line.startswith("  | ")]
+    starts = sorted(line.split(". a river")[0] for line in lines)
+    assert starts == [
+        "  | [31mOnce upon a time ‹b> there was ***",
+        "  | [31mOnce upon a time ‹b> there was geheim-0",
+    ]
+    assert all(len(line) <= 206 for line in check.unread) and "\x1b" not in text
+    assert json.loads(path.read_text(encoding="utf-8"))["unread"] == list(check.unread)
+    assert "name a model that keeps to the form" in text
+
+
+def test_no_more_than_three_replies_are_shown_and_none_that_was_read(config):
+    def numbered(body: dict, n: int) -> Answer:
+        return Answer(f"story {n}" if n % 2 else "") if len(fenced(body)) > 1 else steady(body, n)
+
+    with FaultServer(Judge(numbered)) as server:
+        check, _ = check_judge(config(server.url), samples=12, log=quiet)
+    assert len(check.unread) == 3 and check.unjudged.count == 0
+    assert all(line == "(nothing)" or line.startswith("story ") for line in check.unread)
+    assert "  | " not in judge_text(FIVE)
 
 
 def test_dev_states_of_recorded_rounds_are_taken_and_the_run_keeps_the_file(config, tmp_path):
