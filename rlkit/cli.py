@@ -7,9 +7,9 @@ can mend (one sentence on stderr), 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.config import RunConfig
@@ -97,6 +97,8 @@ def _command(commands, name: str, handler, help: str) -> argparse.ArgumentParser
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = build_parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # who watches a pipe or a log sees each line
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         return options.handler(options) or 0
     except RlkitError as error:
@@ -126,7 +128,7 @@ def _what_the_system_said(error: OSError) -> str:
 
 def _how_to_go_on(command: str) -> str:
     if command == "train":
-        return "stopped; the same command, or --resume, goes on from the last checkpoint, if there is one."
+        return "stopped; the same command, or --resume, goes on from the last checkpoint, if any."
     if command in ("check", "check-judge"):
         return "interrupted; nothing of this is kept."
     return "interrupted; what is finished is kept, and the same command goes on."
@@ -170,9 +172,10 @@ def _eval(options: argparse.Namespace) -> None:
         config = config.with_overrides(f"evaluation.policies=[{', '.join(options.policy)}]")
     chosen = {"baseline": options.baseline, "checkpoints": options.checkpoint}
     if options.teams:
+        from rlkit.agents.recording import now_and_then
         from rlkit.results.team_run import compare_teams
 
-        teams = compare_teams(config, **chosen, progress=_now_and_then())
+        teams = compare_teams(config, **chosen, progress=now_and_then(print))
         print(f"{teams.table().to_string()}\n\n{teams.differences_table().to_string(index=False)}")
         return
     from rlkit.results.compare import evaluate_run
@@ -227,6 +230,7 @@ def _check_judge(options: argparse.Namespace) -> None:
 
 def _collect(options: argparse.Namespace) -> int:
     config = _config(options)
+    from rlkit.agents.recording import now_and_then
     from rlkit.practice.collect_run import collect_run
     from rlkit.practice.source import rounds_folder
     from rlkit.run import Run
@@ -238,24 +242,11 @@ def _collect(options: argparse.Namespace) -> int:
         from rlkit.results.compare import collecting_policies
 
         policies = collecting_policies(config, run, names)
-    reports = collect_run(config, folder, policies, progress=_now_and_then())
+    reports = collect_run(config, folder, policies, progress=now_and_then(print))
     for report in reports:
         print(report)
     print(f"rounds: {folder}")
     return 1 if any(report.failed for report in reports) else 0
-
-
-def _now_and_then() -> Callable[[object], None]:
-    """Print what is passed in, but not more often than every few seconds."""
-    last = time.monotonic()
-
-    def say(progress: object) -> None:
-        nonlocal last
-        if time.monotonic() - last >= 5.0:
-            last = time.monotonic()
-            print(progress, flush=True)
-
-    return say
 
 
 def _sft(options: argparse.Namespace) -> None:

@@ -113,15 +113,8 @@ class Section(BaseModel):
     def unknown(cls, name: str) -> str:
         """The sentence for a key that this section does not have."""
         near = nearest(name, cls.model_fields)
-        hint = (
-            f"did you mean {cls.full(near)}?"
-            if near
-            else (
-                f"its keys are {', '.join(cls.model_fields)}."
-                if cls.model_fields
-                else "the section has no keys yet."
-            )
-        )
+        known = f"its keys are {', '.join(cls.model_fields)}."
+        hint = f"did you mean {cls.full(near)}?" if near else known
         return f"{cls.full(name)} is not a parameter; {hint}"
 
     @classmethod

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlkit.agents.recording import CollectReport, collect
+from rlkit.agents.recording import CollectReport, collect, now_and_then
 from rlkit.errors import RunError
 from rlkit.library.corpus import Question
 from rlkit.practice.collect_run import build_team, close
@@ -45,7 +45,9 @@ def compare_teams(
     where the split holds no question.
     """
     run = open_run(config)
-    task = build_search_task(config, run, count_tokens=prompt_counter(config))
+    task = build_search_task(
+        config, run, progress=now_and_then(log), count_tokens=prompt_counter(config)
+    )
     states = task.splits.part(config.evaluation.split)
     questions = split_questions(config, states)
     if not questions:
