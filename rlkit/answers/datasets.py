@@ -15,7 +15,7 @@ from typing import Any
 
 from rlkit.answers.arithmetic import arithmetic_rows
 from rlkit.answers.prompts import completion_text, question_prompt, rl_rows, sft_rows
-from rlkit.answers.rows import BadRow, Row, normalised, rows_from, rows_of_file
+from rlkit.answers.rows import BadRow, Row, fields_of_file, normalised, rows_from, rows_of_file
 from rlkit.config import load_object
 from rlkit.errors import ConfigError, DataError, nearest
 from rlkit.section import DOTTED
@@ -153,16 +153,27 @@ def _check_shares(dev_ratio: float, train_ratio: float) -> None:
 
 
 def _rows(dataset: str, split: str, max_samples: int | None) -> list[Row]:
+    if dataset in ARITHMETIC and dataset not in _registered:
+        count = max(SIZES[split], max_samples or 0)
+        return arithmetic_rows(split, count, DATA_SEED, language=ARITHMETIC[dataset])
+    files = {} if dataset in (*_registered, *GSM8K) else files_of(dataset)
+    if files:
+        return rows_of_file(files[split]) if split in files else []
+    return rows_from(source_rows(dataset, split), f"{dataset.rpartition('/')[2]}-{split}")
+
+
+def source_rows(dataset: str, split: str) -> Iterable[Any]:
+    """One split of a dataset as it was given, unchecked: mappings, Rows, or for a damaged line of
+    a file the error. Raises as `load_rows` does where there is no such dataset."""
     if dataset in _registered:
         return given_rows(_registered[dataset], split, dataset)
     if dataset in ARITHMETIC:
-        count = max(SIZES[split], max_samples or 0)
-        return arithmetic_rows(split, count, DATA_SEED, language=ARITHMETIC[dataset])
+        return _rows(dataset, split, None)
     if dataset in GSM8K:
         return _from_hub(split)
     files = files_of(dataset)
     if files:
-        return rows_of_file(files[split]) if split in files else []
+        return [item for _, item in fields_of_file(files[split])] if split in files else []
     if DOTTED.fullmatch(dataset):
         return given_rows(load_object(dataset), split, dataset)
     names = [*ARITHMETIC, "gsm8k", *_registered]
@@ -198,8 +209,8 @@ def files_of(path: str) -> dict[str, Path]:
     return found
 
 
-def given_rows(source: Any, split: str, name: str) -> list[Row]:
-    """One split of rows that are there: a list, {split: list}, or a function that returns them."""
+def given_rows(source: Any, split: str, name: str) -> Iterable[Any]:
+    """One split of a list, of {split: list}, or of what a function returns; unchecked."""
     if callable(source):
         if inspect.signature(source).parameters:
             source = source(split)
@@ -218,18 +229,17 @@ def given_rows(source: Any, split: str, name: str) -> list[Row]:
             f"dataset {name} gives a {type(rows).__name__} as rows of {split}; give a list of "
             "{question, answer}."
         )
-    return rows_from(rows, f"{name}-{split}")
+    return rows
 
 
-def _from_hub(split: str) -> list[Row]:
+def _from_hub(split: str) -> Iterable[Any]:
     import datasets  # loads slowly
 
     try:
-        rows = datasets.load_dataset("openai/gsm8k", "main", split=split)
+        return datasets.load_dataset("openai/gsm8k", "main", split=split)
     except OSError as error:
         raise DataError(
             f"GSM8K cannot be fetched from the hub ({type(error).__name__}); give a local folder "
             "with its train.jsonl and test.jsonl as the dataset (answers.dataset), or go online "
             "without HF_HUB_OFFLINE."
         ) from error
-    return rows_from(rows, f"gsm8k-{split}")

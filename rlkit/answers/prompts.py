@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from rlkit.agents.prompt import Messages
+from rlkit.agents.prompt import Messages, safe
 from rlkit.answers.rows import Row
 from rlkit.library.tokenize import dominant_language
 
@@ -15,6 +15,7 @@ RULES = {
     'End with the line "Final Answer: <number>".',
     "zh": "请用简短的算式一步一步解题，最后一行写“Final Answer: <数字>”。",
 }
+_TAG = re.compile(r"<(?=[|/!]|[A-Za-z_]+>)")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _HASHES_LINE = re.compile(r"^[ \t]*####.*$", re.MULTILINE)
 
@@ -26,8 +27,13 @@ def question_prompt(row: Any, language: str = "auto") -> Messages:
         language = dominant_language(row.question)
     return [
         {"role": "system", "content": RULES[language]},
-        {"role": "user", "content": row.question},
+        {"role": "user", "content": harmless(row.question)},
     ]
+
+
+def harmless(text: str) -> str:
+    """A question's text, in which nothing can end a turn of the chat or open a tag."""
+    return safe(_TAG.sub("‹", text))
 
 
 def completion_text(row: Row) -> str:
