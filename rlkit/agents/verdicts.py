@@ -28,7 +28,7 @@ MAX_STARTS = 200  # places that are tried as the beginning of a JSON value
 _HEAD = re.compile(
     rf"(?:[\s>#|{{•-]|\d{{1,3}}[.)]\s|{OPEN})*+(?:I (?:label|rate|mark|judge|classify) )?"
     rf"(?:(?:the )?(?:document|doc|文档)\s*+{OPEN}*+)?"
-    rf"(d\d{{1,4}})(?!\w)(?:{CLOSE})*+\s*+(?:[:=|,>–—-]|(?:is|as)\b|为|是)*+\s*+",
+    rf"(d\d{{1,4}})(?!\w)(?:{CLOSE})*+\s*+(?:[:=|,>–—-]|(?:is(?: labell?ed)?|as)\b|为|是)*+\s*+",
     re.IGNORECASE,
 )
 _NEXT = re.compile(

@@ -46,6 +46,7 @@ def read(text: str, documents: int = 3) -> str:
         "| id | label |\n|---|---|\n| d1 | IMPORTANT |\n| d2 | LOCAL |\n| d3 | DISCARD |",
         "1. Document d1 - Label: IMPORTANT\n2. Document d2 - Label: LOCAL\n3. d3 => DISCARD",
         "d1 is important.\nd2: local\n[d3] discard - nothing in it",
+        "d1 is labelled IMPORTANT\nd2 is labeled LOCAL\nI label d3 as DISCARD",
         "ｄ１：ＩＭＰＯＲＴＡＮＴ\nd2：部分相关\nd3：无关，没有提到她",
         "d1: IMPORTANT, as it is not about LOCAL news\nd2: LOCAL, no more\nd3: DISCARD: not her",
     ],
