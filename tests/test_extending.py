@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rlkit.config import RunConfig
-from rlkit.practice.task import build_search_task
+from rlkit.practice.task import build_search_task, build_task
 from rlkit.run import Run
 
 BLOCK = re.compile(r"```python\n# (\w+)\.py\n(.*?)```", re.DOTALL)
@@ -23,6 +23,8 @@ def task_with(root, tmp_path, monkeypatch):
         "my_checker",
         "my_backend",
         "my_policy",
+        "my_reward",
+        "my_task",
         "my_planner",
         "my_entities",
     }
@@ -37,6 +39,44 @@ def task_with(root, tmp_path, monkeypatch):
         return build_search_task(config, Run.open(config))
 
     return build
+
+
+@pytest.fixture
+def answers_with(task_with, root, tmp_path):
+    """The question-answering task, with a module of the page on the path."""
+
+    def build(*overrides):
+        folder = f"output_root={tmp_path / 'outputs'}"
+        config = RunConfig.load(root / "params" / "debug-answers.yaml", [folder, *overrides])
+        return build_task(config, Run.open(config))
+
+    return build
+
+
+def test_a_reward_of_one_s_own_is_added_up_with_its_weight(answers_with):
+    task = answers_with(
+        'answers.rewards=[accuracy, "my_reward:polite"]', "answers.reward_weights=[1.0, 0.1]"
+    )
+    state = task.states("train")[0]
+    right = f"Final Answer: {state.ground_truth}"
+    scores = task.score(state, [right, f"Thank you. {right}", "Thank you!", "no"])
+    assert [score.reward for score in scores] == [1.0, 1.1, 0.1, 0.0]
+
+
+def test_a_task_of_one_s_own_is_trained_and_evaluated(task_with, root, tmp_path):
+    from rlkit.results.compare import evaluate_run
+    from rlkit.training.loop import train_run
+
+    config = RunConfig.load(
+        root / "params" / "debug.yaml",
+        [f"output_root={tmp_path / 'outputs'}", "task=my_task:build", "model.init_adapter=null"],
+    )
+    run = train_run(config, log=lambda _: None)
+    assert run.status()["state"] == "finished"
+    evaluation = evaluate_run(config, log=lambda _: None)
+    assert evaluation.policies == ["untouched", "tuned"]
+    assert list(evaluation.metrics) == ["reward"]
+    assert sorted(evaluation.question_values("tuned", "reward")) == ["black", "white"]
 
 
 def test_a_prompt_of_one_s_own_is_what_the_model_reads(task_with):

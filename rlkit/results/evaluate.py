@@ -326,13 +326,15 @@ def _known(states: Sequence[Any]) -> str:
 def _task_facts(task: Any, split: str, states: Sequence[Any]) -> dict[str, Any]:
     """Split sizes; metrics of the task's own, or what only the search task has."""
     facts: dict[str, Any] = {"left_out": getattr(task, "left_out", {}).get(split, 0)}
-    if hasattr(task, "metrics"):
-        facts["metrics"] = {name: list(metric) for name, metric in task.metrics.items()}
-        facts["primary"] = getattr(task, "primary", next(iter(task.metrics)))
-    else:
+    searches = hasattr(task, "env")
+    metrics = getattr(task, "metrics", None) or {"reward": METRICS["reward"]}
+    if searches:
         facts["known"] = _known(states)
+    else:
+        facts["metrics"] = {name: list(metric) for name, metric in metrics.items()}
+        facts["primary"] = getattr(task, "primary", next(iter(metrics)))
     if hasattr(task, "splits"):
         facts["split_sizes"] = task.splits.describe()
-    if hasattr(task, "env"):
+    if searches:
         facts["reward_values"] = {part: task.env.calculator.values[part] for part in REWARD_PARTS}
     return facts
