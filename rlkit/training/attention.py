@@ -7,6 +7,7 @@ any causal model until a call brings a `group`, which says what the tokens of th
   pass ends in the last layer where its attention would begin: no more of it is needed.
 - `PackedGroup`: one row [prompt, a_1, ..., a_K], or [last prompt token, a_1, ..., a_K] behind a
   `PromptCache`. Each action attends to the prompt and to itself, as if it stood alone behind it.
+- `PackedExamples`: one row of examples, each of which attends to itself alone.
 - `DecodingCache`: one new token of every row; the prompts' keys and values are kept once a
   prompt, the rows' own ones in buffers that are filled in place.
 
@@ -31,6 +32,7 @@ from transformers.masking_utils import sdpa_mask
 from rlkit.errors import ModelError
 from rlkit.training.caches import (
     DecodingCache,
+    PackedExamples,
     PackedGroup,
     PromptCache,
     PromptRead,
@@ -53,7 +55,7 @@ def attention_forward(
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    group: PromptCache | PackedGroup | DecodingCache | None = None,
+    group: PromptCache | PackedGroup | PackedExamples | DecodingCache | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs,
@@ -67,6 +69,10 @@ def attention_forward(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if isinstance(group, PackedGroup):
         output = _packed(query, key, value, scale, group, sliding_window, module.layer_idx)
+    elif isinstance(group, PackedExamples):
+        parts = (x.split(group.lengths, dim=2) for x in (query, key, value))
+        each = [_causal(*part, scale, sliding_window) for part in zip(*parts, strict=True)]
+        output = torch.cat(each, dim=2)
     elif isinstance(group, DecodingCache):
         output = decode_attention(query, key, value, scale, group, sliding_window, module.layer_idx)
     else:

@@ -1,7 +1,7 @@
 """What a call's tokens are, and the keys and values that they attend to besides their own.
 
-`attention.attention_forward` is told by one of these: `PromptCache`, `PackedGroup`, or
-`DecodingCache`. Shape letters as in attention.py.
+`attention.attention_forward` is told by one of these: `PromptCache`, `PackedGroup`,
+`PackedExamples`, or `DecodingCache`. Shape letters as in attention.py.
 """
 
 from __future__ import annotations
@@ -43,6 +43,13 @@ class PackedGroup:
         prompt = torch.arange(self.prompt_length, device=device) + start
         action = torch.arange(self.length, device=device) + start + self.prompt_length
         return torch.cat([prompt, action.repeat(self.actions)])[None]
+
+
+@dataclass(frozen=True)
+class PackedExamples:
+    """The layout of one row of examples, so long, that stand beside each other unseen."""
+
+    lengths: tuple[int, ...]
 
 
 @dataclass
