@@ -69,6 +69,13 @@ def _circumstances(trainer: Any) -> dict[str, Any]:
     return {**arithmetic(trainer.device), **documents}
 
 
+def say_what_changed(before: dict[str, Any], now: dict[str, Any], log: Any) -> None:
+    """Say why a resumed run is not bitwise the run that was not interrupted, where it is not."""
+    changed = [f"{k} (was {before.get(k)}, now {v})" for k, v in now.items() if before.get(k) != v]
+    if changed:
+        log(f"not bitwise: the run goes on with another {', '.join(changed)}")
+
+
 def _pending(trainer: Any) -> dict[str, Tensor]:
     """Gradients that wait for the optimiser, and, for further passes, their groups."""
     tensors = {
@@ -107,10 +114,7 @@ def restore_trainer(trainer: Any) -> int:
         for i, state_id in enumerate(state["window"])
         if trainer.settings.num_iterations > 1
     ]
-    before, now = state["arithmetic"], _circumstances(trainer)
-    changed = [f"{k} (was {before.get(k)}, now {v})" for k, v in now.items() if before.get(k) != v]
-    if changed:
-        trainer.log(f"not bitwise: the run goes on with another {', '.join(changed)}")
+    say_what_changed(state["arithmetic"], _circumstances(trainer), trainer.log)
     trainer.run.cut_metrics(trainer.progress.step)
     return trainer.progress.step
 

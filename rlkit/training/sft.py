@@ -1,12 +1,15 @@
-"""Supervised fine-tuning of the adapter on examples (state, completion): the warm start.
+"""Supervised fine-tuning on examples (messages, completion): the warm start, of any task.
 
 The loss is the mean negative log-likelihood of the completion's tokens, its end-of-turn token
-included, over all tokens of an update; the prompt is read and not learnt. `lora.dropout` is on.
+included, over all tokens of an update; the prompt is read and not learnt. `lora.dropout` is on, and
+drawn from (seed, update), so that a run that goes on from a checkpoint (sft_state.py) is bitwise
+the run that was not interrupted.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +22,13 @@ from torch import nn
 
 from rlkit.errors import DataError
 from rlkit.files import new_folder, write_json
+from rlkit.training import weights
 from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
+from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.logprobs import group_log_probs
+from rlkit.training.packing import packed_log_probs, packed_rows
+from rlkit.training.sft_state import SftState, begun_with
 from rlkit.training.text import encode_prompt
 
 
@@ -54,66 +61,110 @@ def train_sft(
     settings: Any,
     seed: int,
     *,
+    checkpoints: Path | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    log: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
-    """Train in place; returns one row an update: update, loss, tokens, learning_rate, seconds.
+    """Train in place; returns one row an update: update, updates, loss, tokens, learning_rate,
+    grad_norm, seconds.
 
-    `settings` is the params section `sft`. Raises DataError where there are no examples.
+    `settings` is the params section `sft`. With a folder `checkpoints`, the state is saved there
+    every `save_every_n_updates` updates, and training goes on from what is there. The first
+    interrupt ends it after the update that is under way, which is saved; a second one at once.
+
+    Raises DataError where there are no examples, RunError where other ones, or other settings,
+    were begun with, and KeyboardInterrupt after an interrupt.
     """
     if not examples:
         raise DataError(
-            "there is nothing to warm up on: no recorded action of the train split found a missing "
-            "document with words that stand in its state; collect with another policy, or set "
-            "model.init_adapter to null."
+            "there is nothing to learn from: the task gives no examples of its train split (of "
+            "recorded rounds, no action found a missing document with words that stand in its "
+            "state); give other data, or set model.init_adapter to null."
         )
-    parameters = trainable(model)
-    optimizer = torch.optim.AdamW(parameters.values(), lr=settings.learning_rate, weight_decay=0.0)
-    torch.manual_seed(seed)  # dropout
-    rows, batches = [], _batches(len(examples), settings, seed)
-    for number, batch in enumerate(batches):
-        start = time.perf_counter()
-        chosen = [examples[i] for i in batch]
-        tokens = sum(len(example.completion) for example in chosen)
-        loss = sum(_backward(model, example, tokens) for example in chosen)
-        if number == 0:
-            assert_gradients(model)
-        rate = settings.learning_rate * min(1.0, (number + 1) / max(settings.warmup_steps, 1))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        clip_gradients(model, settings.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        rows.append(
-            {
-                "update": number + 1,
-                "updates": len(batches),
-                "loss": loss,
-                "tokens": tokens,
-                "learning_rate": rate,
-                "seconds": time.perf_counter() - start,
-            }
-        )
-        if progress:
-            progress(rows[-1])
-    model.eval()
+    weights.warn_of_rate(model, "sft.learning_rate", settings.learning_rate, log)
+    weights.begin_training(model, reference=False)
+    parameters = list(trainable(model).values())
+    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0)
+    batches = _batches(len(examples), settings, seed)
+    state = SftState(checkpoints, model, optimizer, begun_with(examples, settings, seed), log)
+    rows = state.restore()
+    try:
+        with interrupt_flag(log, "update") as interrupted:
+            for number in range(len(rows), len(batches)):
+                chosen = [examples[i] for i in batches[number]]
+                row = _update(model, optimizer, chosen, settings, seed, number)
+                rows.append({"update": number + 1, "updates": len(batches), **row})
+                if progress:
+                    progress(rows[-1])
+                due = (number + 1) % settings.save_every_n_updates == 0
+                if interrupted.is_set() or (due and number + 1 < len(batches)):
+                    state.save(rows)
+                if interrupted.is_set():
+                    log(f"stopped after update {number + 1} of {len(batches)}")
+                    raise KeyboardInterrupt
+    finally:
+        model.eval()
     return rows
 
 
 def save_warm_start(model: nn.Module, rows: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Write the adapter and its training curve so that both appear whole."""
+    """Write the adapter (the model, where all weights are trained) and its training curve so that
+    both appear whole; the checkpoints beside it, which have served, are removed."""
     with new_folder(folder) as temporary:
         save_lora_checkpoint(model, temporary)
         (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
         write_json(temporary / "sft_metrics.json", list(rows))
+    remove_checkpoints(folder)
     return folder
 
 
-def _backward(model: nn.Module, example: Example, tokens: int) -> float:
-    """Add one example's gradient, divided by the update's tokens; its share of the loss."""
+def checkpoints_of(folder: Path) -> Path:
+    """Where the warm start that will stand in `folder` keeps its state until it does."""
+    return folder.with_name("checkpoint")
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Of a warm start that is written: its process may have been killed before it could."""
+    shutil.rmtree(checkpoints_of(folder), ignore_errors=True)
+
+
+def _update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    examples: Sequence[Example],
+    settings: Any,
+    seed: int,
+    number: int,
+) -> dict[str, Any]:
+    """One update, whose number counts from 0; its loss, tokens, rate, norm and seconds."""
+    start = time.perf_counter()
+    tokens = sum(len(example.completion) for example in examples)
+    torch.manual_seed(int(np.random.SeedSequence([seed, number]).generate_state(1)[0]))  # dropout
     model.train()
-    device = next(model.parameters()).device
-    completion = torch.tensor([example.completion], device=device)
-    logprobs, _ = group_log_probs(model, example.prompt, completion)
+    packs = settings.packing == "auto"
+    parts = packed_rows(examples) if packs else [[example] for example in examples]
+    loss = sum(_backward(model, part, tokens) for part in parts)
+    if number == 0:
+        assert_gradients(model)
+    rate = settings.learning_rate * min(1.0, (number + 1) / max(settings.warmup_steps, 1))
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    norm = clip_gradients(model, settings.max_grad_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    seconds = time.perf_counter() - start
+    figures = {"loss": loss, "tokens": tokens, "learning_rate": rate, "grad_norm": norm}
+    return {**figures, "seconds": seconds}
+
+
+def _backward(model: nn.Module, examples: Sequence[Example], tokens: int) -> float:
+    """Add the gradient of some examples, divided by the update's tokens; their share of the loss.
+    A single one has its prompt read first, which the last layer need not finish."""
+    if len(examples) > 1:
+        logprobs = packed_log_probs(model, examples)
+    else:
+        completion = torch.tensor([examples[0].completion], device=next(model.parameters()).device)
+        logprobs, _ = group_log_probs(model, examples[0].prompt, completion)
     loss = -logprobs.sum() / tokens
     loss.backward()
     return float(loss.detach())

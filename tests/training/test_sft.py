@@ -14,7 +14,7 @@ from tests.training.conftest import tiny_base, with_lora
 
 SETTINGS = SimpleNamespace(
     learning_rate=1e-2, num_epochs=1, batch_size=2, max_samples=None, max_grad_norm=1.0,
-    warmup_steps=0,
+    warmup_steps=0, packing="never", save_every_n_updates=50,
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_every_epoch_holds_every_chosen_sample_once():
 
 
 def test_nothing_to_learn_from_is_said():
-    with pytest.raises(DataError, match="nothing to warm up on"):
+    with pytest.raises(DataError, match="nothing to learn from"):
         train_sft(with_lora(tiny_base()), [], SETTINGS, seed=1)
 
 
