@@ -40,13 +40,14 @@ def arithmetic_rows(
     rng = random.Random(f"{seed} {split} {language} {tuple(steps)} {largest}")
     rows: list[Row] = []
     seen: set[tuple[str, tuple[int, ...]]] = set()
-    for _ in range(_TRIES + 20 * count):
-        if len(rows) == count:
-            return rows
+    misses = 0
+    while len(rows) < count and misses < _TRIES:
+        misses += 1
         story = rng.choice(stories)
         values = _draw(story, rng, largest)
         if values is None or part_of(story.name, values) != split or (story.name, values) in seen:
             continue
+        misses = 0
         seen.add((story.name, values))
         person = rng.choice(PEOPLE[language])[0]
         wording = rng.randrange(len(story.wordings))

@@ -19,6 +19,11 @@ _FIRST = re.compile(_PLAIN + r"|\(")
 _TOKEN = re.compile(rf"\s*(?:((?=\.?\d){_DIGITS}%?)|([-+*/()]))")
 _SUM = re.compile(rf"(?<![A-Za-z0-9_.,])[$€£¥]?\(?{_TERM}(?:{_SIGN}{_TERM})+\s*$")
 _NUMBER = re.compile(rf"(?<![A-Za-z0-9_.,])(?=\.?\d){_DIGITS}(?!\d)")
+_ON = re.compile(
+    r"[A-Za-z0-9_]|\.\d|,\d|\s*[-+*/^×÷−]\s*\S|\s+(?:and\s+)?\d|\s*\(\s*\d|\s*¢|\s*cents?\b"
+    r"|\s*[rR](?:em|\b)"
+)
+_CLOCK = re.compile(r"(?<![\d.,])0\d")  # 0900 - 0130 = 0730
 _DECIMALS = re.compile(r"\.(\d+)[)%\s]*$")
 _MIXED = re.compile(r"\d\s+and$")  # 1 and 1/4
 _FRACTION = re.compile(r"\d+/\d+")
@@ -119,10 +124,10 @@ def _chain(line: str) -> Iterator[Equation]:
     sides = line.split("=")
     for n, (before, after) in enumerate(pairwise(sides), start=2):
         left, right = _left(before), _RIGHT.match(after)
-        if left is None or right is None or _goes_on(after[right.end() :]):
+        if left is None or right is None or _goes_on(after[len(after[: right.end()].rstrip()) :]):
             continue
         values = evaluate(left), evaluate(right[1])
-        if None not in values:
+        if None not in values and not _CLOCK.search(left):
             text = f"{left.strip()} = {right[1].strip()}"
             holds = _holds(left, right[1], *values)
             if not holds and n < len(sides):  # 12 + 24 = 36 - 9 = 27, carelessly written on
@@ -144,10 +149,9 @@ def _left(side: str) -> str | None:
 
 
 def _goes_on(rest: str) -> bool:
-    """Whether what follows a right side changes its value: `7x`, `2 1/2`, `2 remainder 1`."""
-    return bool(
-        re.match(r"[A-Za-z0-9_]|\.\d|,\d|\s*[-+*/^×÷−]\s*\S|\s+\d|\s*\(\s*\d|\s*[rR](em|\b)", rest)
-    )
+    """Whether what follows a right side changes its value: `7x`, `2 1/2`, `1 and 1/3`, `50 cents`
+    (of a dollar), `2 remainder 1`."""
+    return bool(_ON.match(rest))
 
 
 def _holds(left: str, right: str, *values: Fraction) -> bool:

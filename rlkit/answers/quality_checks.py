@@ -206,7 +206,8 @@ def _is_none(value: Any) -> bool:
 
 
 def _finding(kind: str, at: Sequence[tuple[str, int]], what: str) -> Finding:
-    return Finding(kind, f"{kind}, {places(at)}: {what}.", tuple(at))
+    at = tuple(sorted(set(at)))
+    return Finding(kind, f"{kind}, {places(at)}: {what}.", at)
 
 
 def _groups(items: Iterable[Item], key: Callable[[Item], Hashable]) -> Iterator[list[Item]]:
