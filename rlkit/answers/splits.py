@@ -1,0 +1,106 @@
+"""`splits.json` of the question-answering task: which rows of the dataset train, and which are held
+out. It is written once; a resumed run and a second evaluation read the same parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlkit.answers.datasets import Parts, Row, load_rows, split_rows
+from rlkit.errors import DataError
+from rlkit.files import read_json, write_json
+from rlkit.practice.splits import NAME, PARTS
+
+
+def kept_parts(folder: str | Path, config: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    """The rows of train, dev and eval as `folder`'s `splits.json` has them, or a new split, which
+    is then kept there; and the facts of the dataset.
+
+    Rows that came into the dataset later stay out. Raises DataError where kept rows are gone or
+    changed, or the file is damaged.
+    """
+    path, dataset = Path(folder) / NAME, config.answers.dataset
+    train, test = _load(config), load_rows(dataset, "test")
+    split = split_rows(
+        train,
+        test,
+        dev_ratio=config.data.dev_ratio,
+        train_ratio=config.data.train_ratio,
+        seed=config.seed,
+    )
+    kept = read_json(path) if path.exists() else None
+    parts = _cut(split, config) if kept is None else _restored(path, kept, split, dataset)
+    facts = {
+        "dataset": dataset,
+        "data_fingerprint": fingerprint(parts),
+        "dropped": split.dropped,
+        "repeated": split.repeated,
+        "augmented": sum(row.augmented is not None for row in parts["train"]),
+    }
+    if kept is None:
+        ids = {part: [row.id for row in parts[part]] for part in PARTS}
+        write_json(path, {"schema": 1, "task": "answers", **facts, "rows": ids})
+    elif kept.get("data_fingerprint") != facts["data_fingerprint"]:
+        raise DataError(
+            f"{path} was made of other rows: questions or answers of {dataset} have changed since; "
+            "restore the dataset, or start a run of another name."
+        )
+    return parts, facts
+
+
+def fingerprint(parts: Mapping[str, Iterable[Row]]) -> str:
+    """The first 16 signs of a SHA-256 over all rows, in order."""
+    digest = hashlib.sha256()
+    for part in PARTS:
+        for row in parts[part]:
+            text = json.dumps([part, row.fields()], ensure_ascii=True, sort_keys=True, default=str)
+            digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def _load(config: Any) -> list[Row]:
+    """The train rows before they are split; a generated set makes as many as are asked for."""
+    wanted, dataset = config.answers.max_samples, config.answers.dataset
+    rows = load_rows(dataset, "train")
+    if wanted is None or len(rows) * (1 - config.data.dev_ratio) > wanted + 1:
+        return rows
+    more = math.ceil((wanted + 1) / (1 - config.data.dev_ratio)) + 1
+    return load_rows(dataset, "train", max(more, len(rows)))
+
+
+def _cut(split: Parts, config: Any) -> dict[str, list[Row]]:
+    parts, wanted = {part: split[part] for part in PARTS}, config.answers.max_samples
+    if wanted is not None and len(parts["train"]) > wanted:
+        rows = parts["train"]
+        chosen = random.Random(f"{config.seed} samples").sample(range(len(rows)), wanted)
+        parts["train"] = [rows[index] for index in sorted(chosen)]
+    return parts
+
+
+def _restored(path: Path, kept: Any, split: Parts, dataset: str) -> dict[str, list[Row]]:
+    ids = kept.get("rows") if isinstance(kept, Mapping) else None
+    if (
+        not isinstance(ids, Mapping)
+        or kept.get("schema") != 1
+        or not all(
+            isinstance(ids.get(part), list) and all(isinstance(i, str) for i in ids[part])
+            for part in PARTS
+        )
+    ):
+        raise DataError(
+            f"{path} is no splits file of task answers (it needs `rows` with the lists train, "
+            "dev, eval); restore it, or delete it to split anew."
+        )  # fmt: skip
+    by_id = {row.id: row for part in PARTS for row in split[part]}
+    gone = [row_id for part in PARTS for row_id in ids[part] if row_id not in by_id]
+    if gone:
+        raise DataError(
+            f"{path} lists {len(gone)} rows that {dataset} no longer has, first {gone[0][:60]}; "
+            "restore the dataset, or start a run of another name."
+        )
+    return {part: [by_id[row_id] for row_id in ids[part]] for part in PARTS}
