@@ -37,7 +37,7 @@ from rlkit.run import MAY_CHANGE, Run
 from rlkit.section import shown
 from rlkit.tuning_results import STATES, trial_table, write_table
 from rlkit.tuning_shared import shared_parts
-from rlkit.tuning_space import changed, parameters_of, read_space
+from rlkit.tuning_space import changed, in_words, parameters_of, read_space
 
 Log = Callable[[str], None]
 DEFAULT_TRIALS = {"random": 10, "bayesian": 20}
@@ -222,7 +222,7 @@ class Study:
         """Run a trial and tell Optuna what it is worth; False where it was interrupted."""
         watch = _Watch(self, trial)
         tuned = parameters_of(self.space, trial.params)
-        self.log(f"trial {trial.number}: " + ", ".join(f"{k} {v}" for k, v in tuned.items()))
+        self.log(f"trial {trial.number}: " + in_words(tuned))
         try:
             value = self._value(trial, tuned, watch)
         except optuna.TrialPruned as pruned:

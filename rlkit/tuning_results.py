@@ -19,11 +19,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from optuna.trial import TrialState
 
-from rlkit.config import RunConfig
 from rlkit.errors import RunError
 from rlkit.files import read_object, write_json, write_text
 from rlkit.results.study_plots import parallel_coordinates, parameter_importance, study_history
-from rlkit.tuning_space import changed, parameters_of
+from rlkit.run import Run
+from rlkit.tuning_space import changed, in_words, parameters_of
 from rlkit.yaml_text import write_yaml
 
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -119,7 +119,7 @@ def test_winner(
             return kept
         from rlkit.results.compare import evaluate_run  # torch, only now
 
-        config = RunConfig.load(study.root / study.run_name(best.number) / "config.yaml")
+        config = Run.at(study.root / study.run_name(best.number)).config
         policies = config.evaluation.policies
         policies = policies if "tuned" in policies else [*policies, "tuned"]
         config = changed(config, {"evaluation.split": "eval", "evaluation.policies": policies})
@@ -135,6 +135,8 @@ def _record(study: Any, best: Any, summary: pd.DataFrame) -> dict[str, Any]:
     values = [trial.value for trial in study.trials if trial.state == TrialState.COMPLETE]
     metric = study.config.tune.objective.removeprefix("eval/")
     metric = metric if metric in set(summary["metric"]) else "reward"
+    run = Run.at(study.root / study.run_name(best.number))
+    measured = [row for row in run.read_metrics() if "eval/states" in row]
     rows = summary[summary["metric"] == metric].drop(columns="metric")
     return {
         "trial": best.number,
@@ -144,7 +146,7 @@ def _record(study: Any, best: Any, summary: pd.DataFrame) -> dict[str, Any]:
         "dev": best.value,
         "dev_median": statistics.median(values),
         "complete": len(values),
-        "dev_states": study.config.evaluation.epoch_states,
+        "dev_states": int(measured[-1]["eval/states"]),
         "metric": metric,
         "test": rows.astype(object).where(rows.notna(), None).to_dict("records"),
     }
@@ -157,10 +159,9 @@ def summary_text(study: Any, winner: dict[str, Any] | None) -> str:
     lines = [f"{study.name}: {len(table)} trials ({counts}), {table['seconds'].sum():.0f} s."]
     if winner is None:
         return lines[0]
-    parameters = ", ".join(f"{key} {value}" for key, value in winner["parameters"].items())
     lines += [
-        f"The winner is trial {winner['trial']}: {parameters}.",
-        f"On dev (at most {winner['dev_states']} states), {winner['objective']} is "
+        f"The winner is trial {winner['trial']}: {in_words(winner['parameters'])}.",
+        f"On dev (n = {winner['dev_states']} states), {winner['objective']} is "
         f"{winner['dev']:.4g}, the best of {winner['complete']} (their median: "
         f"{winner['dev_median']:.4g}). It was chosen for this value, which therefore flatters it.",
         f"On the test split, {winner['metric']}:",

@@ -119,6 +119,11 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return config.with_overrides(*(f"{name}={json.dumps(value)}" for name, value in values.items()))
 
 
+def in_words(values: Mapping[str, Any]) -> str:
+    """{section.key: value} as a line; numbers with four digits."""
+    return ", ".join(f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in values.items())
+
+
 def _dimension(config: RunConfig, name: str, spec: Any) -> Dimension:
     _check_key(config, name)
     spec = {"values": spec} if isinstance(spec, list) else spec

@@ -25,13 +25,15 @@ def study_history(table: pd.DataFrame, objective: str, best: str = "max") -> Fig
         _say(ax, "no trial is complete yet")
         return figure
     ax.plot(complete["trial"], complete["value"], "o", color=BLUE, label="complete")
-    ax.plot(pruned["trial"], pruned["value"], "x", color=GREY, label="pruned, last value")
+    if len(pruned):
+        ax.plot(pruned["trial"], pruned["value"], "x", color=GREY, label="pruned, last value")
     so_far = getattr(complete["value"], f"cum{best}")()
     ax.step(complete["trial"], so_far, where="post", color=ORANGE, label="best so far")
     for trial in failed["trial"]:
         ax.axvline(trial, color=GREY, linestyle=":", linewidth=1)
     if len(failed):
         ax.plot([], [], ":", color=GREY, label=f"failed ({len(failed)})")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(fontsize=7)
     return figure
 
