@@ -67,23 +67,27 @@ def augment_rows(
         if row.augmented is None
         for number in range(1, per_row + 1)
     ]
+    guard = Guard(rows, held_out)
+
+    def reason(job: Job, row: Row) -> str | None:
+        return reason_against(job.row, row, job.method, guard)
+
     if client is not None:
-        made = augment_llm.asked(jobs, client)
+        made = augment_llm.asked(jobs, client, reason)
     else:
         _check_rules(jobs)
         made = [_by_rule(job, seed) for job in jobs]
-    guard = Guard(rows, held_out)
     kept: list[Row] = []
     dropped: list[Dropped] = []
     for job, row in zip(jobs, made, strict=True):
-        reason = row if isinstance(row, str) else reason_against(job.row, row, job.method, guard)
-        if reason is None:
+        why = row if isinstance(row, str) else reason(job, row)
+        if why is None:
             row = replace(row, augmented=job.method, origin=job.row.id, id=guard.free_id(row.id))
             guard.add(row)
             kept.append(row)
         else:
             question = "" if isinstance(row, str) else row.question
-            dropped.append(Dropped(job.row.id, job.method, reason, question))
+            dropped.append(Dropped(job.row.id, job.method, why, question))
     return kept, dropped
 
 

@@ -45,14 +45,17 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def asked(jobs: Sequence[Any], client: ChatClient) -> list[Row | str]:
+def asked(
+    jobs: Sequence[Any], client: ChatClient, reason_against: Callable[[Any, Row], str | None]
+) -> list[Row | str]:
     """For each job (row, method, number) the row that the model makes, or why there is none.
 
-    Raises AgentError where every request failed.
+    `reason_against(job, row)` tells which rows need not be solved again, since they are dropped in
+    any case. Raises AgentError where every request failed.
     """
     ways: dict[str, Callable[[Sequence[Any], ChatClient], list[Row | str]]] = {
         "paraphrase": _paraphrased,
-        "similar": _similar,
+        "similar": lambda jobs, client: _similar(jobs, client, reason_against),
         "back_translation": _translated,
     }
     made: dict[int, Row | str] = {}
@@ -83,11 +86,17 @@ def _translated(jobs: Sequence[Any], client: ChatClient) -> list[Row | str]:
     return [_retold(job, reply) for job, reply in zip(jobs, replies, strict=True)]
 
 
-def _similar(jobs: Sequence[Any], client: ChatClient) -> list[Row | str]:
+def _similar(
+    jobs: Sequence[Any], client: ChatClient, reason_against: Callable[[Any, Row], str | None]
+) -> list[Row | str]:
     prompts = [_prompt(SIMILAR, f"{j.row.question}\n{completion_text(j.row)}") for j in jobs]
     replies = _replies(client, prompts, temperature=TEMPERATURE, schema=SCHEMA)
     made = [_solved(job, reply) for job, reply in zip(jobs, replies, strict=True)]
-    at = [n for n, row in enumerate(made) if isinstance(row, Row)]
+    at = [
+        n
+        for n, row in enumerate(made)
+        if isinstance(row, Row) and reason_against(jobs[n], row) is None
+    ]
     again = _replies(client, [question_prompt(made[n]) for n in at])
     for n, reply in zip(at, again, strict=True):
         made[n] = _confirmed(made[n], reply)

@@ -97,12 +97,12 @@ _EN = (
         "{name} has {a} marbles. A friend has {b} times as many. "
         "How many marbles do they have together?",
         "A friend has {b} times as many marbles as {name}, who has {a}. "
-        "How many marbles do the two have in all?",
+        "How many marbles have both of them in all?",
     )),
     Story("fish", ("a + b", "x + c", "y - d"), "", (
         "{name} catches {a} fish on Monday, {b} on Tuesday and {c} on Wednesday. {He} eats {d}. "
         "How many fish are left?",
-        "On three days {name} catches {a}, {b} and {c} fish. Of these, {d} are eaten. "
+        "Day by day {name} catches {a}, {b} and {c} fish. Of these, {d} are eaten. "
         "How many fish remain?",
     )),
     Story("flowers", ("a * b", "x + c"), "ab", (
@@ -119,7 +119,7 @@ _EN = (
     )),
     Story("ages", ("a + b", "x + a"), "", (
         "{name} is {a} years old. A cousin is {b} years older. "
-        "How old are the two of them together?",
+        "How old are they together?",
         "A cousin is {b} years older than {name}, who is {a}. What is the sum of their ages?",
     )),
     Story("water", ("b * c", "a - x", "y + d"), "bc", (
