@@ -49,7 +49,7 @@ class BackgroundLoop:
             return future.result()
         except concurrent.futures.CancelledError:
             raise AgentError("the client was closed while a request was under way.") from None
-        except BaseException:
+        except BaseException:  # an interrupt, too, must end what is under way
             future.cancel()
             raise
 
@@ -62,7 +62,8 @@ class BackgroundLoop:
         if threading.current_thread() is self._thread:  # the last who knew the client was a task
             self._leaving = self.loop.create_task(self._leave(last))
             return
-        ending = asyncio.run_coroutine_threadsafe(self._end(last), self.loop)
+        work = self._end(last)
+        ending = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             ending.result(_PATIENCE)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
@@ -71,6 +72,7 @@ class BackgroundLoop:
         self._thread.join(_PATIENCE)
         if not self._thread.is_alive():
             self.loop.close()
+            work.close()  # nobody has begun it where the thread was lost to a fork
 
     async def _leave(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await self._end(last)

@@ -116,7 +116,8 @@ async def _served(requester: Requester) -> dict[str, int | None]:
     if not isinstance(models, Fault):
         return models
     where = requester.names.address
-    if models.away and await requester.wire.speaks_plainly(LOOK / 2):
+    unreached = models.away or models.hopeless
+    if unreached and await requester.wire.speaks_plainly(LOOK / 2):
         raise RefusedError(
             f"{requester.address} speaks plain http; write http:// in place of https:// in {where}."
         )

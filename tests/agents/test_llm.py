@@ -424,6 +424,38 @@ def test_what_on_reply_raises_cancels_the_rest(client):
         assert chat.chat(HELLO).text == "ok"  # the client is still of use
 
 
+def test_no_request_is_sent_before_the_last_answer_was_handed_over(client):
+    sent = []
+
+    def on_reply(index, reply):
+        time.sleep(0.1)  # time enough for a worker that does not wait
+        sent.append(len(server.requests))
+
+    with FaultServer() as server:
+        client(server.url, concurrency=2).chat_each([HELLO] * 8, on_reply)
+    # when the n-th was handed over, those before it have made room for one more each
+    assert all(count <= 2 + n for n, count in enumerate(sent)) and len(sent) == 8
+
+
+def test_an_answer_that_is_none_is_asked_for_again_twice_and_not_for_half_a_minute(client):
+    with FaultServer([Answer(raw="<html>login</html>")]) as server:
+        chat = client(server.url, max_retries=9)
+        assert "no JSON" in said(chat.chat, HELLO) and len(server.requests) == 3
+
+
+def test_a_key_that_is_cut_off_at_the_end_of_a_body_is_not_shown(client, monkeypatch):
+    monkeypatch.setenv("RLKIT_API_KEY", "opensesame" * 8)
+    with FaultServer([Answer(raw="x opensesame" + "opensesame" * 7)]) as server:
+        assert "sesame" not in said(client(server.url, max_retries=0).chat, HELLO)
+
+
+def test_a_missing_page_names_no_model_where_none_is_named(client):
+    with FaultServer() as server:
+        server.models_answer = Answer(status=404, error="Not Found")
+        text = said(client(server.url, model=None).chat, HELLO)
+    assert text.endswith("HTTP 404: Not Found; check the address.")
+
+
 def test_a_bug_is_raised_and_not_taken_for_a_reply(client):
     with FaultServer() as server:
         with pytest.raises(TypeError):

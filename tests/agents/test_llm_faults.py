@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import time
+from urllib.parse import quote
+
 import pytest
 
 from rlkit.agents.llm_faults import (
@@ -130,6 +134,29 @@ def test_the_key_itself_is_taken_out_whatever_it_looks_like(monkeypatch):
     monkeypatch.delenv("RLKIT_API_KEY")
     assert Secrets(URL).out_of("is opensesamed wrong?") == "is ***d wrong?"
     assert "opensesame" not in repr(Secrets(URL))
+
+
+@pytest.mark.parametrize("before", ["", "x", "me", "user:", "a-longer-user:"])
+@pytest.mark.parametrize("key", ["sesame+open/up?", "opensesame1"])
+def test_the_key_is_taken_out_of_base64_and_percent_encoding(monkeypatch, before, key):
+    monkeypatch.setenv("RLKIT_API_KEY", key)
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        encoded = encode(f"{before}{key}".encode()).decode()
+        for shown in (encoded, quote(encoded, safe=""), quote(quote(encoded, safe=""))):
+            assert (
+                Secrets(URL).out_of(f"bad header Basic {shown}, sir") == "bad header Basic ***, sir"
+            )
+    for shown in (quote(key, safe=""), quote(key, safe="").lower(), quote(quote(key, safe=""))):
+        assert Secrets(URL).out_of(f"?key={shown}&x=1") == "?key=***&x=1"
+    harmless = base64.b64encode(b"a text of some length without it").decode()
+    assert Secrets(URL).out_of(harmless) == harmless
+
+
+def test_a_long_text_is_searched_for_keys_in_no_time(monkeypatch):
+    monkeypatch.setenv("RLKIT_API_KEY", "opensesame")
+    began = time.monotonic()
+    Secrets(URL).out_of("a" * 100_000)
+    assert time.monotonic() - began < 2.0
 
 
 def test_an_address_is_shown_without_user_password_and_query():

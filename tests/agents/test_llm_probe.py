@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 
 import pytest
 
-from rlkit.agents import llm_faults
+from rlkit.agents import llm_faults, llm_probe
 from rlkit.agents.llm import ChatClient
+from rlkit.agents.llm_faults import RefusedError
 from rlkit.errors import AgentError
 from tests.agents.fault_server import Answer, FaultServer
 
@@ -109,6 +111,40 @@ def test_a_server_that_hangs_is_told_within_seconds(client):
         with pytest.raises(AgentError, match="no answer within"):
             client(f"http://127.0.0.1:{deaf.getsockname()[1]}/v1").probe()
     assert time.monotonic() - began < 15.0
+
+
+def test_https_to_a_plain_port_is_told_within_seconds(client):
+    with FaultServer() as server:
+        began = time.monotonic()
+        with pytest.raises(RefusedError, match="speaks plain http; write http:// in place of"):
+            client(server.url.replace("http://", "https://")).probe()
+    assert time.monotonic() - began < 15.0
+
+
+def test_a_port_that_answers_tls_with_http_is_told_and_not_waited_for(client):
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", 0))
+        plain.listen()
+
+        def answer():
+            connection, _ = plain.accept()
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        chat = client(f"https://127.0.0.1:{plain.getsockname()[1]}/v1", "toy", patience=600.0)
+        with pytest.raises(RefusedError, match="plain http, or a wrong certificate"):
+            chat.chat(HELLO)
+
+
+def test_a_model_that_is_slow_to_answer_is_told_of(client, monkeypatch):
+    monkeypatch.setattr(llm_probe, "_SILENT", 0.2)
+    with FaultServer([Answer(delay=1.0)]) as server:
+        client(server.url).probe()
+    assert client.lines == [
+        f"{server.url} is there; toy has not answered short questions yet, and has 60 s for each."
+    ]
 
 
 def test_a_model_that_is_not_there_is_told_with_the_nearest_name(client):
