@@ -26,7 +26,6 @@ from rlkit.training import weights
 from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
 from rlkit.training.interrupts import interrupt_flag
-from rlkit.training.logprobs import group_log_probs
 from rlkit.training.packing import packed_log_probs, packed_rows
 from rlkit.training.sft_state import SftState, begun_with
 from rlkit.training.text import encode_prompt
@@ -158,14 +157,8 @@ def _update(
 
 
 def _backward(model: nn.Module, examples: Sequence[Example], tokens: int) -> float:
-    """Add the gradient of some examples, divided by the update's tokens; their share of the loss.
-    A single one has its prompt read first, which the last layer need not finish."""
-    if len(examples) > 1:
-        logprobs = packed_log_probs(model, examples)
-    else:
-        completion = torch.tensor([examples[0].completion], device=next(model.parameters()).device)
-        logprobs, _ = group_log_probs(model, examples[0].prompt, completion)
-    loss = -logprobs.sum() / tokens
+    """Add the gradient of one row, divided by the update's tokens; its share of the loss."""
+    loss = -packed_log_probs(model, examples).sum() / tokens
     loss.backward()
     return float(loss.detach())
 
