@@ -12,14 +12,15 @@ from matplotlib.figure import Figure
 from rlkit.results.plots import BLUE, GREY, ORANGE, SKY, label_axes, new_figure
 
 
-def prompt_lengths(lengths: Mapping[str, Sequence[int]], limit: int) -> Figure:
+def prompt_lengths(lengths: Mapping[str, Sequence[int]], limit: int | None) -> Figure:
     """Histogram of prompt lengths in tokens, one outline a part; the line is the limit."""
     figure, (ax,) = new_figure(6.4, 3.2)
-    longest = max((max(values) for values in lengths.values() if values), default=limit)
-    bins = range(0, max(longest, limit) + 2, max(1, max(longest, limit) // 40))
+    longest = max([limit or 1, *(max(values) for values in lengths.values() if values)])
+    bins = range(0, longest + 2, max(1, longest // 40))
     for name, values in lengths.items():
         ax.hist(values, bins=bins, histtype="step", linewidth=1.6, label=f"{name} ({len(values)})")
-    ax.axvline(limit, color=GREY, linestyle="--", label=f"executor.max_prompt_tokens ({limit})")
+    if limit is not None:
+        ax.axvline(limit, color=GREY, linestyle="--", label=f"executor.max_prompt_tokens ({limit})")
     ax.legend(fontsize=7)
     n = sum(map(len, lengths.values()))
     label_axes(ax, f"Prompt lengths (n = {n} states)", "tokens")
