@@ -1,0 +1,219 @@
+"""The tool's action `train`: a run of its own under `output_dir`, and its model published there.
+
+The run's folder is `output_dir/sft` or `output_dir/grpo`: the same call goes on with it, or shows
+what it came to.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlkit.answers.evaluation import ModelSource, device_name, model_source
+from rlkit.answers.splits import kept_parts
+from rlkit.answers.tool_parameters import ToolParameters
+from rlkit.config import RunConfig
+from rlkit.errors import ConfigError, RunError
+from rlkit.files import read_json, read_object
+from rlkit.run import Run
+
+BASE_MODEL = "Qwen/Qwen3-0.6B"  # the course's
+ADAPTER, MODEL = "adapter_config.json", "config.json"  # what tells the two kinds of folder apart
+# safe rates, by algorithm and use_lora
+LEARNING_RATES = {
+    ("sft", True): 1e-4,
+    ("sft", False): 5e-6,
+    ("grpo", True): 2e-5,
+    ("grpo", False): 1e-6,
+}
+# all rows train: the tool's users evaluate on another split. A run keeps at least one question out.
+_ALL = {"dev_ratio": 0.0, "train_ratio": 0.999}
+_NOT_THE_MODEL = ("optimizer.safetensors", "pending.safetensors", "trainer_state.json")
+
+
+def train(
+    p: ToolParameters, dataset: str, reward: dict[str, Any], log: Callable[[str], None]
+) -> tuple[dict[str, Any], set[str]]:
+    """Train as the call says; the result's values, and the parameters that were idle.
+
+    Raises ConfigError, DataError, ModelError or RunError, each one sentence.
+    """
+    if p.use_wandb and p.algorithm == "grpo" and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            "use_wandb is true, but wandb is not installed; install the extra 'tracking', or set "
+            "use_wandb to false."
+        )
+    source = model_source(p.model_name or BASE_MODEL)
+    _check_fits(p, source)
+    n_train = training_rows(train_config(p, source, dataset, reward, p.batch_size))
+    config = train_config(p, source, dataset, reward, n_train)
+    try:
+        trained = _sft(config, log) if p.algorithm == "sft" else _grpo(config, log)
+    except RunError as error:  # of the run's parameters, the tool's users set this one
+        raise RunError(str(error).replace("run_name", "output_dir")) from error
+    folder, facts = trained
+    values: dict[str, Any] = {"status": "success", "algorithm": p.algorithm}
+    values |= {"model": p.model_name or BASE_MODEL, "output_dir": p.output_dir}
+    if folder is not None:
+        publish(folder, Path(p.output_dir))
+        values["model_path"] = p.output_dir
+    values |= {"num_epochs": p.num_epochs, "num_samples": n_train}
+    values |= {"dataset_size": n_train, "learning_rate": learning_rate(p)}
+    values |= facts | {"device": device_name(config)}
+    values["run_folder"] = str(Path(config.output_root) / config.run_name)
+    return values, {"lora_rank", "lora_alpha"} if source.adapter else set()
+
+
+def train_config(
+    p: ToolParameters,
+    source: ModelSource,
+    dataset: str,
+    reward: dict[str, Any],
+    n_train: int,
+) -> RunConfig:
+    """The run's parameters. A GRPO epoch is one pass over the `n_train` states, `batch_size`
+    prompts a step; where a last step is not full, it begins the next pass."""
+    steps = math.ceil(n_train / p.batch_size)
+    lora = {"enabled": p.use_lora, "rank": p.lora_rank, "alpha": p.lora_alpha}
+    if source.adapter:
+        settings = read_object(source.adapter / ADAPTER)
+        lora |= {"rank": settings.get("r"), "alpha": settings.get("lora_alpha")}
+        lora |= {"target_modules": settings.get("target_modules")}
+    return RunConfig.from_sections(
+        run_name=p.algorithm,
+        task="answers",
+        seed=p.seed,
+        output_root=p.output_dir,
+        model={
+            "base_model_path": source.base,
+            "load_in_4bit": False,
+            "init_adapter": str(source.adapter) if source.adapter else None,
+        },
+        lora=lora,
+        answers={"dataset": dataset, "max_samples": p.max_samples, **reward},
+        data=_ALL,
+        sft={
+            "num_epochs": p.num_epochs,
+            "batch_size": p.batch_size,
+            **({"learning_rate": learning_rate(p)} if p.algorithm == "sft" else {}),
+        },
+        grpo={
+            "group_size": p.num_generations,
+            "kl_penalty": p.kl_coef,
+            "max_new_tokens": p.max_new_tokens,
+            "temperature": 1.0,
+            **({"learning_rate": learning_rate(p)} if p.algorithm == "grpo" else {}),
+        },
+        training={
+            "num_epochs": p.num_epochs,
+            "steps_per_epoch": steps,
+            "max_steps": p.num_epochs * steps,
+            "batch_size": p.batch_size,
+            "gradient_accumulation_steps": 1,
+            "save_every_n_steps": 10,
+            "gradient_checkpointing": not p.use_lora,
+        },
+        evaluation={"policies": ["untouched", "warm_start", "tuned"]},
+        monitoring={
+            "use_tensorboard": p.use_tensorboard,
+            "use_wandb": p.use_wandb,
+            "wandb_project": p.wandb_project,
+        },
+    )
+
+
+def learning_rate(p: ToolParameters) -> float:
+    """What was given, or a rate that is safe for this algorithm and these weights."""
+    return p.learning_rate or LEARNING_RATES[p.algorithm, p.use_lora]
+
+
+def publish(source: Path, target: Path) -> Path:
+    """Copy a trained adapter or model into the user's folder, each file whole, the one that makes
+    it a model last."""
+    target.mkdir(parents=True, exist_ok=True)
+    files = [f for f in source.iterdir() if f.is_file() and f.name not in _NOT_THE_MODEL]
+    for file in sorted(files, key=lambda f: f.name in (ADAPTER, MODEL)):
+        handle, temporary = tempfile.mkstemp(dir=target, prefix=f".{file.name}.")
+        os.close(handle)
+        try:
+            shutil.copyfile(file, temporary)
+            shutil.copymode(file, temporary)
+            os.replace(temporary, target / file.name)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    return target
+
+
+def training_rows(config: RunConfig) -> int:
+    """How many rows will train."""
+    with tempfile.TemporaryDirectory() as folder:
+        return len(kept_parts(folder, config)[0]["train"])
+
+
+def _check_fits(p: ToolParameters, source: ModelSource) -> None:
+    """Refuse combinations that cannot be meant, before anything is loaded."""
+    if source.adapter and p.algorithm == "sft":
+        raise ConfigError(
+            f"model_name {p.model_name!r} is an adapter, and SFT begins from a whole model; give "
+            f"its base, {source.base!r}, or a folder that it was merged into."
+        )
+    if source.adapter and not p.use_lora:
+        raise ConfigError(
+            f"model_name {p.model_name!r} is an adapter and use_lora is false; set use_lora to "
+            "true, or give a whole model's folder."
+        )
+    other = Path(p.output_dir) / (MODEL if p.use_lora else ADAPTER)
+    if other.exists():
+        kind = "a model" if p.use_lora else "an adapter"
+        raise ConfigError(
+            f"output_dir {p.output_dir!r} holds {kind} already, and this call (use_lora "
+            f"{str(p.use_lora).lower()}) would make the other kind; give another output_dir."
+        )
+
+
+def _sft(config: RunConfig, log: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    from rlkit.training.loop import sft_run  # loads torch
+
+    folder = sft_run(config, log=log)
+    rows = read_json(folder / "sft_metrics.json")
+    return folder, {"final_loss": rows[-1]["loss"] if rows else None}
+
+
+def _grpo(config: RunConfig, log: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
+    from rlkit.training.loop import train_run
+
+    run = train_run(config, log=log)
+    facts = grpo_facts(run)
+    folder = newest_adapter(run)
+    if run.status()["state"] == "stopped":
+        facts |= {"status": "stopped", "message": "interrupted; the same call goes on."}
+    return folder, facts
+
+
+def newest_adapter(run: Run) -> Path | None:
+    """The folder of the run's newest checkpoint that is whole; None without one."""
+    from rlkit.training.checkpointing import newest_checkpoint
+
+    found = newest_checkpoint(run.checkpoints_folder)
+    return found.folder if found else None
+
+
+def grpo_facts(run: Run) -> dict[str, Any]:
+    """The last step's loss, and over the last epoch's steps the mean reward and accuracy of what
+    was sampled."""
+    rows = [row for row in run.read_metrics() if row["step"]]
+    last = rows[-run.config.training.steps_per_epoch :]
+
+    def mean(name: str) -> float | None:
+        values = [row[name] for row in last if row.get(name) is not None]
+        return sum(values) / len(values) if values else None
+
+    facts = {"final_loss": rows[-1].get("loss") if rows else None, "num_steps": len(rows)}
+    return facts | {"average_reward": mean("reward"), "accuracy": mean("accuracy")}
