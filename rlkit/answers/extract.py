@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from rlkit.answers.numbers import (
@@ -82,6 +83,7 @@ class Extracted:
     how: str
 
 
+@lru_cache(maxsize=256)  # each part of a reward asks for it
 def extract_answer(text: str) -> Extracted | None:
     """The final answer of a completion (rules: head of this file), or None where there is none."""
     text = plain_signs(visible_text(text))

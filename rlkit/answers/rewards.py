@@ -92,11 +92,10 @@ def steps(settings: Any) -> RewardFunction:
 
     def reward(completions: Sequence[str], **columns: Any) -> list[float]:
         gates = right(completions, **columns)
+        found = (islice(right_equations(visible_text(text)), most) for text in completions)
         return [
-            settings.step_bonus * sum(1 for _ in islice(right_equations(visible_text(text)), most))
-            if gate
-            else 0.0
-            for text, gate in zip(completions, gates, strict=True)
+            round(settings.step_bonus * sum(1 for _ in taken), 6) if gate else 0.0
+            for taken, gate in zip(found, gates, strict=True)
         ]
 
     return reward
@@ -184,7 +183,7 @@ class _Own:
         self.name, self.function = name, function
         if not callable(function):
             raise ConfigError(
-                f"the reward function {name} is a {type(function).__name__}; give a function "
+                f"the reward function {name} is of type {type(function).__name__}; give a function "
                 "fn(completions, **columns) that returns a list of numbers."
             )
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from rlkit.answers.equations import evaluate
-from rlkit.answers.numbers import MAX_DIGITS, plain_math
+from rlkit.answers.numbers import MAX_DIGITS, plain_math, plain_signs
 
 MAX_SENTENCE = 1_000  # characters; a longer one is no step
 MAX_TOKENS = 40  # of one side
@@ -33,7 +33,7 @@ def right_equations(text: str) -> Iterator[str]:
     """For each line or sentence with an equation that is arithmetically right and was not
     written before, that equation in one form, such as `48/2=24`."""
     seen: set[str] = set()
-    for sentence in _SENTENCE_END.split(_MARKS.sub("", text)):
+    for sentence in _SENTENCE_END.split(_MARKS.sub("", plain_signs(text))):
         if "=" in sentence and len(sentence) <= MAX_SENTENCE:
             new = [one for one in _equations(sentence) if one not in seen]
             seen.update(new)
