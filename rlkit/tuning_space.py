@@ -127,7 +127,7 @@ def in_words(values: Mapping[str, Any]) -> str:
 def _dimension(config: RunConfig, name: str, spec: Any) -> Dimension:
     _check_key(config, name)
     spec = {"values": spec} if isinstance(spec, list) else spec
-    if not isinstance(spec, dict) or bool(spec.get("values")) == ("low" in spec or "high" in spec):
+    if not isinstance(spec, dict) or not (spec.get("values") or {"low", "high"} & set(spec)):
         raise ConfigError(
             f"tune.space: {name} is {shown(spec)}; give a list of values, or low and high."
         )
