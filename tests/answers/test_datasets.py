@@ -326,6 +326,17 @@ def test_a_question_cannot_end_its_turn():
     assert question_prompt(Row("a", formula, "1", "1"))[-1]["content"] == formula
 
 
+def test_with_a_tokenizer_the_text_is_what_the_trainer_reads(tmp_path):
+    from rlkit.training.models import byte_tokenizer
+    from rlkit.training.text import encode_prompt
+
+    tokenizer = byte_tokenizer()
+    row = Row("a", "1 + 1, 两个？", "1 + 1 = 2\n#### 2", "2")
+    (sft,) = sft_rows([row], tokenizer)
+    assert sft["prompt"] == tokenizer.decode(encode_prompt(tokenizer, question_prompt(row)))
+    assert sft["text"] == f"{sft['prompt']}1 + 1 = 2\nFinal Answer: 2{tokenizer.eos_token}"
+
+
 def test_sft_and_rl_rows_have_the_fields_that_trainers_read(tmp_path):
     found = load_rows(write(tmp_path / "a.jsonl", CLIPS | {"level": 1}))
     (sft,), (rl,) = sft_rows(found), rl_rows(found)

@@ -223,6 +223,24 @@ def test_the_table_has_a_line_a_finding():
     assert list(problem_table([]).columns) == ["kind", "rows", "finding"]
 
 
+@pytest.mark.slow
+def test_the_inspect_notebook_shows_the_table_of_the_answers_task(root, tmp_path, monkeypatch):
+    import papermill
+    import yaml
+
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    given = yaml.safe_load((root / "params" / "debug-answers.yaml").read_text(encoding="utf-8"))
+    given["output_root"] = str(tmp_path)
+    source, out = root / "notebooks" / "inspect.ipynb", tmp_path / "out.ipynb"
+    notebook = papermill.execute_notebook(
+        source, out, given, kernel_name="python3", progress_bar=False, cwd=root
+    )
+    (cell,) = [cell for cell in notebook.cells if "problem_table(findings)" in cell.source]
+    shown = "".join(o.get("data", {}).get("text/html", "") for o in cell.outputs)
+    assert "shared template" in shown and "test rows 2, 3, 5" in shown
+
+
 def test_ten_thousand_rows_take_seconds():
     rng = random.Random(1)
     words = [a + b for a in "abcdefghijklmnopqrst" for b in "abcdefghijklmnopqrst"]
