@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlkit.answers.calculation import Equation, equations, numbers_in
+from rlkit.answers.equations import Equation, equations, numbers_in
 from rlkit.answers.extract import parse_number, same_answer
 from rlkit.answers.rows import Row, normalised
 from rlkit.library.tokenize import Tokenizer, dominant_language

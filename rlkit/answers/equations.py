@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 LONGEST = 20_000  # characters of a solution that are read
 _MARK = re.compile(r"<<([^<>\n]*)>>")
@@ -14,11 +15,18 @@ _PLAIN = rf"[$€£¥]?[+-]?[$€£¥]?(?=\.?\d){_DIGITS}(?!\d)%?"
 _TERM = rf"\({{0,4}}\s?{_PLAIN}\s?\){{0,4}}"
 _SIGN = r"\s{0,3}(?:[-+*/×÷−]|[xX](?=\s{0,3}[\d.($€£¥]))\s{0,3}"
 _RIGHT = re.compile(rf"\s*({_TERM}(?:{_SIGN}{_TERM})*)")
+_FIRST = re.compile(_PLAIN + r"|\(")
 _TOKEN = re.compile(rf"\s*(?:((?=\.?\d){_DIGITS}%?)|([-+*/()]))")
-_SUM = re.compile(rf"(?<![\w.,])[$€£¥]?\(?{_TERM}(?:{_SIGN}{_TERM})+\s*$")
-_NUMBER = re.compile(rf"(?<![\w.,])(?=\.?\d){_DIGITS}(?!\d)")
+_SUM = re.compile(rf"(?<![A-Za-z0-9_.,])[$€£¥]?\(?{_TERM}(?:{_SIGN}{_TERM})+\s*$")
+_NUMBER = re.compile(rf"(?<![A-Za-z0-9_.,])(?=\.?\d){_DIGITS}(?!\d)")
+_ON = re.compile(
+    r"[A-Za-z0-9_]|\.\d|,\d|\s*[-+*/^×÷−]\s*\S|\s+(?:and\s+)?\d|\s*\(\s*\d|\s*¢|\s*cents?\b"
+    r"|\s*[rR](?:em|\b)"
+)
+_CLOCK = re.compile(r"(?<![\d.,])0\d")  # 0900 - 0130 = 0730
 _DECIMALS = re.compile(r"\.(\d+)[)%\s]*$")
 _MIXED = re.compile(r"\d\s+and$")  # 1 and 1/4
+_FRACTION = re.compile(r"\d+/\d+")
 _ALLOWED = "0123456789 \t.,$€£¥%()+-*/xX×÷−"
 _SAME = str.maketrans({"x": "*", "X": "*", "×": "*", "÷": "/", "−": "-"} | dict.fromkeys("$€£¥,"))
 
@@ -114,14 +122,17 @@ def _factor(tokens: list[str]) -> tuple[Fraction, list[str]]:
 
 def _chain(line: str) -> Iterator[Equation]:
     sides = line.split("=")
-    for before, after in zip(sides, sides[1:], strict=False):
+    for n, (before, after) in enumerate(pairwise(sides), start=2):
         left, right = _left(before), _RIGHT.match(after)
-        if left is None or right is None or _goes_on(after[right.end() :]):
+        if left is None or right is None or _goes_on(after[len(after[: right.end()].rstrip()) :]):
             continue
         values = evaluate(left), evaluate(right[1])
-        if None not in values:
+        if None not in values and not _CLOCK.search(left):
             text = f"{left.strip()} = {right[1].strip()}"
-            yield Equation(text, *values, _holds(left, right[1], *values))
+            holds = _holds(left, right[1], *values)
+            if not holds and n < len(sides):  # 12 + 24 = 36 - 9 = 27, carelessly written on
+                holds = evaluate(_FIRST.match(right[1])[0]) == values[0]
+            yield Equation(text, *values, holds)
 
 
 def _left(side: str) -> str | None:
@@ -132,14 +143,15 @@ def _left(side: str) -> str | None:
     if found is None:
         return None
     before = side[: len(side) - len(end) + found.start()].rstrip()
-    if _MIXED.search(before[-12:]):
+    if _MIXED.search(before[-12:]) and _FRACTION.match(found[0]):
         return None
     return None if before and (before[-1].isdigit() or before[-1] in "+-*/x×÷−^(%") else found[0]
 
 
 def _goes_on(rest: str) -> bool:
-    """Whether what follows a right side changes its value: `7x`, `2 1/2`, `2 remainder 1`."""
-    return bool(re.match(r"\w|\.\d|,\d|\s*[-+*/^×÷−]\s*\S|\s+\d|\s*\(\s*\d|\s*[rR](em|\b)", rest))
+    """Whether what follows a right side changes its value: `7x`, `2 1/2`, `1 and 1/3`, `50 cents`
+    (of a dollar), `2 remainder 1`."""
+    return bool(_ON.match(rest))
 
 
 def _holds(left: str, right: str, *values: Fraction) -> bool:

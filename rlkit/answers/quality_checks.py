@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from rlkit.answers.calculation import wrong_equations
+from rlkit.answers.equations import wrong_equations
 from rlkit.answers.extract import extract_answer, parse_number, same_answer
 from rlkit.answers.prompts import completion_text, question_prompt
 from rlkit.answers.rows import QUESTION, SOLUTION, BadRow, Row, normalised, row_from, template

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from rlkit.answers.arithmetic import arithmetic_rows, is_generated, part_of, redrawn, reworded
-from rlkit.answers.calculation import equations, evaluate, numbers_in, wrong_equations
+from rlkit.answers.equations import equations, evaluate, numbers_in, wrong_equations
 from rlkit.answers.prompts import completion_text
 from rlkit.answers.rows import normalised
 from rlkit.answers.stories import STORIES
