@@ -13,6 +13,13 @@ The way of the data, file by file:
     training/trainer.py         the step around it, and loop.py the run around that
     results/evaluate.py         compares what came of it; report.py tells
 
+Questions with checkable answers go the same way; only what stands before the trainer differs:
+
+    answers/datasets.py         questions and worked answers -> rows (quality.py checks them)
+    answers/task.py             a row -> a state and its prompt; what SFT learns
+    answers/rewards.py          a completion -> its answer (extract.py) -> reward
+    answers/pipeline.py         SFT, evaluate, GRPO, evaluate; tool.py is the course's one call
+
 The public names are loaded when they are first used; `import rlkit` loads no torch.
 """
 
@@ -39,6 +46,9 @@ _HOME = {
     "generate_with_log_probs": "rlkit.training.sampling",
     "compute_sequence_log_prob": "rlkit.training.logprobs",
     "merge_lora_to_base": "rlkit.deploy.merge",
+    "RLTrainingTool": "rlkit.answers.tool",
+    "AgenticRLPipeline": "rlkit.answers.pipeline",
+    "check_data_quality": "rlkit.answers.quality",
 }
 __all__ = [*_HOME]
 

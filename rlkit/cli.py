@@ -1,7 +1,7 @@
 """The command line, the same work as the notebooks without one: `python -m rlkit --help`.
 
-Exit codes: 0 done, 1 `check` found a failure or `collect` lost questions, 2 a mistake that the user
-can mend (one sentence on stderr), 130 interrupted.
+Exit codes: 0 done, 1 `check` found a failure, `collect` lost questions or `pipeline` ended at its
+threshold, 2 a mistake that the user can mend (one sentence on stderr), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -65,6 +65,16 @@ def build_parser() -> argparse.ArgumentParser:
     tune.add_argument("--method", choices=("grid", "random", "bayesian"), help="tune.method")
     tune.add_argument("--trials", type=int, metavar="N", help="tune.trials, in all")
     tune.add_argument("--minutes", type=float, metavar="M", help="tune.minutes, in all")
+
+    pipeline = _command(
+        commands, "pipeline", _pipeline, "questions with checkable answers: SFT, then GRPO"
+    )
+    pipeline.add_argument(
+        "--config", type=Path, metavar="F", help="the course's config.json, or a params file"
+    )
+    pipeline.add_argument(
+        "--force", action="store_true", help="GRPO also below answers.sft_accuracy_threshold"
+    )
 
     serve = commands.add_parser("serve", help="serve a small chat model, with no GPU")
     serve.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct")
@@ -273,6 +283,18 @@ def _tune(options: argparse.Namespace) -> int:
         return 130
     print(f"next: python -m rlkit train --params {study.folder / 'best.yaml'}")
     return 0
+
+
+def _pipeline(options: argparse.Namespace) -> int:
+    from rlkit.answers.pipeline import AgenticRLPipeline
+
+    path = options.config or options.params or Path("config.json")
+    pipeline = AgenticRLPipeline(path, options.changes, debug=options.debug)
+    results = pipeline.run(force=options.force)
+    if pipeline.stopped:
+        print(_how_to_go_on("pipeline"), file=sys.stderr)
+        return 130
+    return 1 if results["grpo_training"]["status"] == "not_started" else 0
 
 
 def _serve(options: argparse.Namespace) -> None:
