@@ -2,8 +2,9 @@
 `72kg`, `50%`, `1.2 million`, `７２`, `\\frac{3}{4}`.
 
 What only looks like a number is passed over: dates, times and ratios (7:30), versions (1.2.3),
-ordinals (3rd), powers (2^10) and digits within a word (R2D2). A percent sign is a unit: 50% is
-50. Parentheses are never a minus. All reading is linear in the length of the text."""
+ordinals (3rd), powers (2^10), multiples of roots and π (2√3), digits within a word (R2D2). A
+percent sign is a unit: 50% is 50. Parentheses are never a minus. Reading is linear in the length
+of the text."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ _NUMBER = re.compile(
       | [0-9]++(?:\.[0-9]++){{2,}}+
       | [0-9]++(?:/[0-9]++){{2,}}+
       | [0-9]++(?:\.[0-9]++)?[ ]?\^[ ]?-?[0-9]++
+      | (?:[0-9]++(?:\.[0-9]++)?)?[ ]?(?:√[ ]?[0-9]*+|π)
       | (?:[0-9]{{1,3}},)?[0-9]++(?:st|nd|rd|th)\b))
   | (?P<sign>(?<![0-9A-Za-z)\]}}%])(?<![0-9)\]%][ ])-
         (?:[ ](?:(?<=[=:]-[ ])|(?<=[=:][ ]-[ ])))?)?
@@ -53,12 +55,15 @@ _NUMBER = re.compile(
 _VULGAR = re.compile(r"([0-9])?([¼½¾⅓⅔⅛⅜⅝⅞])")
 _EMPHASIS = re.compile(r"(?<![A-Za-z0-9_])_++|_++(?![A-Za-z0-9_])")
 _PLAIN = re.compile(r"[0-9.,]+")
+_SIGNED = re.compile(r"-?[0-9.,]+")
 _FRAC = re.compile(r"([0-9])?\\[dtc]?frac\s*+(?:\{([^{}]*+)\}\s*+\{([^{}]*+)\}|([0-9])\s*+([0-9]))")
 _LATEX = (
     (re.compile(r"\{,\}|\\[,!]|\\(?:left|right)\b"), ""),
     (re.compile(r"\\([$%#&])"), r"\1"),
     (re.compile(r"\\(?:times|cdot)\b"), "×"),
     (re.compile(r"\\div\b"), "/"),
+    (re.compile(r"\\sqrt\b"), "√"),
+    (re.compile(r"\\pi\b"), "π"),
     (re.compile(r"\\(?:text|math|operatorname|mbox)[a-z]*+\s*+\{([^{}]*+)\}"), r" \1 "),
 )
 _COMMAND = re.compile(r"\\[A-Za-z]++|\\.|[{}]")
@@ -151,8 +156,9 @@ def _ratio(over: str, under: str) -> Fraction | None:
 def _frac(match: re.Match[str]) -> str:
     before, *parts = match.groups()
     over, under = (part.strip() for part in parts if part is not None)
-    sides = (side if _PLAIN.fullmatch(side) else f"({side})" for side in (over, under))
-    return f"{before} {'/'.join(sides)}" if before else "/".join(sides)
+    over = over if (_PLAIN if before else _SIGNED).fullmatch(over) else f"({over})"
+    under = under if _PLAIN.fullmatch(under) else f"({under})"
+    return f"{before} {over}/{under}" if before else f"{over}/{under}"
 
 
 def _vulgar(match: re.Match[str]) -> str:

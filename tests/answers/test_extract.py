@@ -24,6 +24,7 @@ MARKED = {
     r"So $\boxed{72\text{ clips}}$.": (72, "boxed"),
     r"\boxed{\frac{3}{4}}": (Fraction(3, 4), "boxed"),
     r"\boxed{-\dfrac{3}{4}}": (Fraction(-3, 4), "boxed"),
+    r"\boxed{x = \frac{-5}{2}}": (Fraction(-5, 2), "boxed"),
     r"\boxed{1\frac{1}{2}}": (Fraction(3, 2), "boxed"),
     r"\boxed{\$1{,}234.00}": (1234, "boxed"),
     r"\boxed{50\%}": (50, "boxed"),
@@ -56,6 +57,7 @@ MARKED = {
     "Final Answer: 1 234 567": (1234567, "final_answer"),
     "Final Answer: 1.2 million": (1200000, "final_answer"),
     "Final Answer: 1.5 × 10^3": (1500, "final_answer"),
+    '{"final_answer": 72}': (72, "final_answer"),
     "最终答案：72": (72, "final_answer"),
     "最后答案是７２": (72, "final_answer"),
     "<answer>72</answer>": (72, "final_answer"),
@@ -101,8 +103,8 @@ UNMARKED = {
 NOTHING = [
     "", "no number", "nan", "infinity", "at 7:30", "R2D2", "on 2026-11-29", "1/0", "2^10",
     "The result is 5. Final Answer:", "5\nFinal Answer: none", "5 \\boxed{}", "5 \\boxed{72",
-    "Final Answer: 7:30", "1e999999999", "Final Answer: 1e999999999", "9" * 200,
-    "<think>The answer is 5",
+    "Final Answer: 7:30", r"\boxed{2\sqrt{3}}", r"\boxed{3\pi}", "1e999999999", "9" * 200,
+    "Final Answer: 1e999999999", "<think>The answer is 5",
 ]  # fmt: skip
 
 
