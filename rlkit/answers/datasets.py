@@ -7,6 +7,7 @@ parts = split_rows(rows, load_rows("../data/gsm8k", "test"))     # train, dev, e
 from __future__ import annotations
 
 import inspect
+import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from rlkit.answers.prompts import completion_text, question_prompt, rl_rows, sft
 from rlkit.answers.rows import BadRow, Row, fields_of_file, normalised, rows_from, rows_of_file
 from rlkit.config import load_object
 from rlkit.errors import ConfigError, DataError, nearest
-from rlkit.section import DOTTED
+from rlkit.section import DOTTED, shown
 
 __all__ = [
     "BadRow",
@@ -51,7 +52,7 @@ class Parts(dict[str, list[Row]]):
 
 
 def load_rows(
-    dataset: str, split: str = "train", max_samples: int | None = None, seed: int = 7
+    dataset: str | Path, split: str = "train", max_samples: int | None = None, seed: int = 7
 ) -> list[Row]:
     """The rows of one split, `train` or `test`; of more than `max_samples`, a choice by `seed`.
 
@@ -65,7 +66,7 @@ def load_rows(
         raise ConfigError(f"split is {split!r}; allowed are {' and '.join(SPLITS)}.")
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"max_samples is {max_samples}; allowed is 1 or more, or null for all.")
-    rows = _rows(dataset, split, max_samples)
+    rows = _rows(str(dataset), split, max_samples)
     if max_samples is None or len(rows) <= max_samples:
         return rows
     chosen = random.Random(f"{seed} rows").sample(range(len(rows)), max_samples)
@@ -179,7 +180,7 @@ def source_rows(dataset: str, split: str) -> Iterable[Any]:
     names = [*ARITHMETIC, "gsm8k", *_registered]
     near = nearest(dataset, names)
     raise ConfigError(
-        f"{dataset!r} is neither a dataset ({', '.join(names)}), nor a file or folder that is "
+        f"{shown(dataset)} is neither a dataset ({', '.join(names)}), nor a file or folder that is "
         "there, nor module:object"
         + (f"; did you mean {near}?" if near else "; check the name or the path.")
     )
@@ -191,9 +192,9 @@ def files_of(path: str) -> dict[str, Path]:
     Raises DataError for a folder without train.jsonl.
     """
     place = Path(path)
-    if place.is_file():
+    if os.path.isfile(place):  # pathlib's own raises where a name is too long
         return {"train": place}
-    if not place.is_dir():
+    if not os.path.isdir(place):
         return {}
     found = {
         split: file

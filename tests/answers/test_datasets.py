@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 
@@ -134,6 +135,15 @@ def test_a_folder_has_a_train_and_a_test_file_and_one_file_is_train(tmp_path):
     assert load_rows(str(tmp_path / "train.jsonl"), "test") == []
 
 
+def test_the_rows_that_the_formats_page_shows_are_read(root, tmp_path):
+    page = (root / "docs" / "formats.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```jsonl\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "a.jsonl").write_text(example, encoding="utf-8")
+    clips, dogs = load_rows(tmp_path / "a.jsonl")
+    assert clips.ground_truth == "72" and completion_text(clips).endswith("= 72.\nFinal Answer: 72")
+    assert dogs == Row("dogs", "How many legs have 3 dogs?", "3 * 4 = 12", "12", {"level": 1})
+
+
 def test_a_folder_without_train_and_an_empty_file_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"has no train\.jsonl"):
         load_rows(str(tmp_path))
@@ -162,6 +172,13 @@ def test_gsm8k_without_a_network_says_how_to_give_a_folder():
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean arithmetic"):
         load_rows("arithmetik")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "no/such.jsonl"])
+def test_what_can_be_no_path_is_a_short_sentence(name):
+    with pytest.raises(ConfigError, match="is neither a dataset") as error:
+        load_rows(name)
+    assert len(str(error.value)) < 300
 
 
 def test_an_unknown_split_and_no_samples_are_refused():
