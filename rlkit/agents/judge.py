@@ -80,6 +80,7 @@ class LLMChecker:
         self._model, self._report = model, None
         self._looking, self._counting = threading.Lock(), threading.Lock()
         self._looked_up = self._known = 0  # documents since take_metrics
+        self._asked_for: dict[str, threading.Event] = {}  # key of a document -> the call's end
         self._told: set[str] = set()
 
     @classmethod
@@ -131,14 +132,42 @@ class LLMChecker:
         verdicts = self.cache.get_many({card.key for card in cards})
         self._count(cards, verdicts)
         missing = {card.key: card for card in cards if card.key not in verdicts}
-        if missing:
-            self._look_at_server()
-            try:
-                found = self._ask(state, list(missing.values()), self._kept)
-            finally:
-                self.cache.flush()
-            verdicts |= {card.key: verdict for card, verdict in found.items()}
+        while missing:
+            mine, awaited = self._claim(missing)
+            verdicts |= self._judged(state, mine)
+            for finished in awaited.values():
+                finished.wait()
+            verdicts |= self.cache.get_many(set(awaited))
+            missing = {k: missing[k] for k in awaited if k not in verdicts}  # the other call failed
         return {card.docid: verdicts.get(card.key) for card in cards}
+
+    def _claim(
+        self, missing: dict[str, _Card]
+    ) -> tuple[dict[str, _Card], dict[str, threading.Event]]:
+        """Of the documents that the cache lacks, those that this call asks for, and those that
+        another thread is asking for at this moment, with the event of its end."""
+        with self._counting:
+            awaited = {key: self._asked_for[key] for key in missing if key in self._asked_for}
+            mine = {key: card for key, card in missing.items() if key not in awaited}
+            self._asked_for |= dict.fromkeys(mine, threading.Event())
+        return mine, awaited
+
+    def _judged(self, state: State, mine: dict[str, _Card]) -> dict[str, Verdict]:
+        """Ask for the documents of this call; whoever waits for them goes on when it ends."""
+        if not mine:
+            return {}
+        try:
+            self.cache.refuse_if_read_only()  # before a request is spent
+            self._look_at_server()
+            found = self._ask(state, list(mine.values()), self._kept)
+            return {card.key: verdict for card, verdict in found.items()}
+        finally:
+            try:
+                self.cache.flush()
+            finally:
+                with self._counting:
+                    finished = [self._asked_for.pop(key) for key in mine]
+                finished[0].set()
 
     def judge_anew(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
         """As `check`, but past the cache: it is neither read nor written. In the given order."""

@@ -89,12 +89,7 @@ class VerdictCache:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
         def put(database: sqlite3.Connection) -> dict[str, Verdict]:
-            if self.read_only:
-                raise DataError(
-                    f"{self.path} or its folder is read-only, so that new verdicts cannot be kept; "
-                    "copy the file to a folder that can be written, and name the copy as "
-                    "checker.cache_path."
-                )
+            self.refuse_if_read_only()
             with transaction(database):
                 database.executemany(
                     "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -103,6 +98,15 @@ class VerdictCache:
                 return _known(database, [row.key for row in rows])
 
         return self._run(put)
+
+    def refuse_if_read_only(self) -> None:
+        """Raise DataError where it is known by now that new verdicts cannot be kept."""
+        if self.read_only:
+            raise DataError(
+                f"{self.path} or its folder is read-only, so that new verdicts cannot be kept; "
+                "copy the file to a folder that can be written, and name the copy as "
+                "checker.cache_path."
+            )
 
     def flush(self) -> None:
         """Flush what was put to the disk, so that it outlives a power cut, too."""

@@ -23,6 +23,7 @@ from rlkit.files import plain, write_json
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Document, Library
 from rlkit.library.orchestrator import SearchOrchestrator
+from rlkit.practice.collect_run import close
 from rlkit.practice.source import chosen_questions, chosen_states, load_library, rounds_folder
 from rlkit.practice.splits import NAME as SPLITS
 from rlkit.practice.splits import kept_splits
@@ -221,10 +222,16 @@ def labelled(checker: DocumentChecker, gold: GoldChecker, sample: Sample) -> lis
     past_the_cache = getattr(checker, "judge_anew", None)
     label = past_the_cache or checker.check
     reverse = [(state, documents[::-1]) for state, documents in sample]
-    with ThreadPoolExecutor(_THREADS if past_the_cache else 1) as pool:
+    pool = ThreadPoolExecutor(_THREADS if past_the_cache else 1)
+    try:
         passes = [
             list(pool.map(lambda item: label(*item), items)) for items in (sample, sample, reverse)
         ]
+    except KeyboardInterrupt:  # else the threads would be waited for, and they wait for a server
+        close(checker)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
     rows = []
     for number, (state, documents) in enumerate(sample):
         known = state.gold_docids or state.known_important

@@ -593,6 +593,64 @@ def test_threads_probe_once_and_all_are_answered(serving, checker):
     assert one.take_metrics() == {"verdict_cache_hit_rate": 0.0}
 
 
+def test_a_document_that_two_threads_need_at_once_is_asked_for_once(serving, checker):
+    both_called = threading.Barrier(2, timeout=20)
+
+    def answer(body, n):
+        both_called.wait()  # the other thread has looked into the cache by now, or is about to
+        time.sleep(0.2)
+        return Answer(json.dumps(labels(body)))
+
+    server = serving(judge := Judge(answer))
+    one = checker(server.url, batch_size=9)
+    one.prepare()
+    results = []
+
+    def call():
+        results.append(one.check(ASKED, NINE))
+
+    def second():
+        both_called.wait()  # the first thread's request is under way
+        call()
+
+    threads = [threading.Thread(target=call), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [truth(NINE)] * 2
+    assert judge.sizes == [9]
+
+
+def test_what_another_thread_failed_to_get_is_asked_for_again(serving, checker):
+    under_way = threading.Event()
+
+    def answer(body, n):
+        if n == 0:
+            under_way.set()
+            time.sleep(0.2)
+            return Answer(status=400, text="no")
+        return Answer(json.dumps(labels(body)))
+
+    server = serving(Judge(answer))
+    one = checker(server.url, batch_size=9)
+    one.prepare()
+    outcome = []
+
+    def call():
+        try:
+            outcome.append(one.check(ASKED, NINE))
+        except AgentError as error:
+            outcome.append(type(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert under_way.wait(20)
+    call()
+    thread.join()
+    assert sorted(map(str, outcome)) == sorted(map(str, [AgentError, truth(NINE)]))
+
+
 # ---- in the house
 
 
