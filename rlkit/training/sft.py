@@ -117,6 +117,11 @@ def save_warm_start(model: nn.Module, rows: Sequence[dict[str, Any]], folder: Pa
     return folder
 
 
+def warm_start_folder(config: Any, run: Any) -> Path:
+    """Where a run's warm start stands: `sft/adapter`, or `sft/model` where all weights learn."""
+    return run.sft_folder / ("adapter" if config.lora.enabled else "model")
+
+
 def checkpoints_of(folder: Path) -> Path:
     """Where the warm start that will stand in `folder` keeps its state until it does."""
     return folder.with_name("checkpoint")

@@ -8,9 +8,17 @@ import pytest
 import torch
 
 from rlkit.errors import DataError, ModelError
+from rlkit.run import Run
 from rlkit.training.gradients import trainable
-from rlkit.training.sft import Example, _batches, encode_examples, save_warm_start, train_sft
-from tests.training.conftest import tiny_base, with_lora
+from rlkit.training.sft import (
+    Example,
+    _batches,
+    encode_examples,
+    save_warm_start,
+    train_sft,
+    warm_start_folder,
+)
+from tests.training.conftest import tiny_base, tiny_config, with_lora
 
 SETTINGS = SimpleNamespace(
     learning_rate=1e-2, num_epochs=1, batch_size=2, max_samples=None, max_grad_norm=1.0,
@@ -88,3 +96,11 @@ def test_a_warm_start_is_kept_whole_and_never_overwritten(tmp_path):
     assert (folder / "sft_metrics.json").is_file()
     with pytest.raises(FileExistsError):
         save_warm_start(model, [], folder)
+
+
+def test_a_run_keeps_its_warm_start_by_what_was_trained(tmp_path):
+    config = tiny_config(tmp_path)
+    run = Run.open(config)
+    assert warm_start_folder(config, run) == run.sft_folder / "adapter"
+    full = config.with_overrides("lora.enabled=false")
+    assert warm_start_folder(full, run) == run.sft_folder / "model"
