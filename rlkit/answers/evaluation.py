@@ -51,6 +51,16 @@ def model_source(name: str) -> ModelSource:
     return ModelSource(base, Path(name))
 
 
+def check_model(name: str) -> ModelSource:
+    """`model_source`, whose base is there if it is a folder or one of our own names; asked before
+    any data is fetched. Raises ModelError."""
+    from rlkit.training.models import resolve_base_model  # loads torch
+
+    source = model_source(name)
+    resolve_base_model(source.base)
+    return source
+
+
 @dataclass(frozen=True)
 class ModelEvaluation:
     """One model's answers to some questions."""

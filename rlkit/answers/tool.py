@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from rlkit.answers.datasets import load_rows, register_dataset
-from rlkit.answers.evaluation import evaluate_model, model_source
+from rlkit.answers.evaluation import check_model, evaluate_model
 from rlkit.answers.rewards import AnswerReward, register_reward_function
 from rlkit.answers.tool_data import dataset_name, described, loaded, own_rows, reward_settings
 from rlkit.answers.tool_parameters import ToolParameters
@@ -129,6 +129,7 @@ class RLTrainingTool:
     def _evaluate(self, p: ToolParameters) -> tuple[dict[str, Any], set[str]]:
         if p.model_path is None:
             raise ConfigError("model_path is missing; give the folder of an adapter or a model.")
+        source = check_model(p.model_path)
         split, name = p.split or "test", dataset_name(p)
         settings, _ = reward_settings(p, self.rewards)
         config = RunConfig.from_sections(
@@ -146,16 +147,14 @@ class RLTrainingTool:
                 "..., 'test': ...}, or take another split."
             )
         found = evaluate_model(p.model_path, rows, config, use_adapter=p.use_lora, log=self.log)
-        values = found.figures()
-        values["details"] = found.details()
-        if len(rows) > len(values["details"]):
-            values["details_note"] = f"the first {len(values['details'])} of {len(rows)} rows"
-        if "details" not in p.metrics:
-            values.pop("details_note", None)
         kept = {*p.metrics, "accuracy", "average_reward", "accuracy_interval", "num_samples"}
-        values = {k: v for k, v in values.items() if k in {*kept, "details_note"}}
+        values = {name: value for name, value in found.figures().items() if name in kept}
+        if "details" in p.metrics:
+            values["details"] = found.details()
+            if len(rows) > len(values["details"]):
+                values["details_note"] = f"the first {len(values['details'])} of {len(rows)} rows"
         start = {"status": "success", "model_path": p.model_path, "dataset": name, "split": split}
-        idle = set() if model_source(p.model_path).adapter else {"use_lora"}
+        idle = set() if source.adapter else {"use_lora"}
         return start | values | {"device": found.device}, idle
 
     def _register_dataset(self, p: ToolParameters) -> tuple[dict[str, Any], set[str]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlkit.answers.evaluation import ModelSource, device_name, model_source
+from rlkit.answers.evaluation import ModelSource, check_model, device_name
 from rlkit.answers.splits import kept_parts
 from rlkit.answers.tool_parameters import ToolParameters
 from rlkit.config import RunConfig
@@ -49,7 +49,7 @@ def train(
             "use_wandb is true, but wandb is not installed; install the extra 'tracking', or set "
             "use_wandb to false."
         )
-    source = model_source(p.model_name or BASE_MODEL)
+    source = check_model(p.model_name or BASE_MODEL)
     _check_fits(p, source)
     n_train = training_rows(train_config(p, source, dataset, reward, p.batch_size))
     config = train_config(p, source, dataset, reward, n_train)
