@@ -2,9 +2,9 @@
 
 policy.py, models.py, adapters.py, precision.py, text.py   a model with its LoRA adapter ...
 weights.py                  ... or all of its weights trained, with frozen copies beside them
-caches.py, attention.py, prefix.py     a prompt read once, and what attends to it
+caches.py, attention.py, flash.py, prefix.py   a prompt read once, and what attends to it
 mlp.py                      a gated MLP that keeps less for its backward pass
-sampling.py, decoding.py    K actions behind it, token by token
+sampling.py, decoding.py, recorded.py   K actions behind it, token by token
 logprobs.py                 their log-probabilities, in one pass
 rollout.py, advantages.py, credit.py   a group, and what each of its tokens is credited with
 grpo.py                     the formulas of the losses

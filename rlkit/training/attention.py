@@ -13,8 +13,9 @@ any causal model until a call brings a `group`, which says what the tokens of th
 
 An action's attention has two parts, on the prompt and on itself. Each is computed by itself, for
 the prompt with the queries of all actions at once, and the two are merged by their log-sum-exps
-(`merge`); no mask of the whole row is built, and on a CPU without a sliding window no scores are
-kept. (A `group` here says what a call's tokens are; a group of actions is `rollout.Group`.)
+(`flash.merge`); no mask of the whole row is built, and without a sliding window no scores are
+kept, on a CPU and, in 16 bits, on CUDA. (A `group` here says what a call's tokens are; a group of
+actions is `rollout.Group`.)
 
 Shape letters: B prompts, K actions a prompt, P prompt tokens, C action tokens, T tokens of a row
 so far, S keys, H query heads, J key heads, G = H / J query heads a key head, D head size.
@@ -30,6 +31,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from rlkit.errors import ModelError
+from rlkit.training import flash
 from rlkit.training.caches import (
     DecodingCache,
     PackedExamples,
@@ -38,13 +40,9 @@ from rlkit.training.caches import (
     PromptRead,
     score_bias,
 )
+from rlkit.training.flash import merge
 
 NAME = "rlkit"
-
-# The flash attention of PyTorch on a CPU, which also returns the log-sum-exp of the scores:
-# (query, key, value, dropout, is_causal) -> ((B, H, T, D), (B, H, T)); key heads may be fewer.
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def attention_forward(
@@ -92,9 +90,9 @@ def attend(
     `bias` is added to the scores and broadcast over them. Softmax in float32 at the least.
     """
     b, heads, t, size = query.shape
-    if query.device.type == "cpu" and not torch.is_grad_enabled():
+    if flash.on_cpu(query) and not torch.is_grad_enabled():
         mask = None if bias is None else bias.expand(b, 1, t, key.shape[2])
-        return _FLASH(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+        return flash.forward(query, key, value, scale, bias=mask)
     # query heads that share a key head stand in one matrix of G * T rows
     rows = query.reshape(b, key.shape[1], -1, size) * scale
     scores = (rows @ key.transpose(2, 3)).view(b, heads, t, key.shape[2])
@@ -104,65 +102,6 @@ def attend(
     lse = torch.logsumexp(scores, dim=-1)
     weights = (scores - lse[..., None]).exp().to(value.dtype)
     return (weights.view(rows.shape[:3] + key.shape[2:3]) @ value).view(query.shape), lse
-
-
-def merge(output_1: Tensor, lse_1: Tensor, output_2: Tensor, lse_2: Tensor) -> Tensor:
-    """Attention on the union of two key sets: sum_i exp(l_i - l) o_i with l = log sum_i exp(l_i).
-
-    The weight of the first is the logistic function of l_1 - l_2.
-    """
-    weight = torch.sigmoid(lse_1 - lse_2)[..., None].to(output_1.dtype)
-    return output_2 + weight * (output_1 - output_2)
-
-
-class _SharedAttention(torch.autograd.Function):
-    """`shared_attention` on a CPU by flash attention, whose scores are never kept.
-
-    The backward pass of each part is given the merged output and the merged log-sum-exp: with
-    P = exp(S - l), dS = P * (dO V^T - rowsum(dO * O)) holds for any subset of the keys
-    (FlashAttention-2, arXiv:2307.08691, algorithm 2).
-    """
-
-    @staticmethod
-    def forward(ctx, query, prompt_key, prompt_value, own_key, own_value, scale):
-        heads, k, c, size = query.shape
-        rows = query.reshape(1, prompt_key.shape[1], -1, size)
-        by_action = query.transpose(0, 1)  # (K, H, C, D)
-        output_1, lse_1 = _FLASH(rows, prompt_key, prompt_value, 0.0, False, scale=scale)
-        output_2, lse_2 = _FLASH(by_action, own_key, own_value, 0.0, True, scale=scale)
-        lse_1, lse_2 = lse_1.reshape(heads, k, c), lse_2.transpose(0, 1)
-        output = merge(output_1.reshape(query.shape), lse_1, output_2.transpose(0, 1), lse_2)
-        lse = torch.logaddexp(lse_1, lse_2)
-        ctx.save_for_backward(query, prompt_key, prompt_value, own_key, own_value, output, lse)
-        ctx.scale = scale
-        return output
-
-    @staticmethod
-    def backward(ctx, gradient):
-        query, prompt_key, prompt_value, own_key, own_value, output, lse = ctx.saved_tensors
-        shape = (1, prompt_key.shape[1], -1, query.shape[3])
-        rows_1, to_prompt_key, to_prompt_value = _FLASH_BACKWARD(
-            *(x.reshape(shape) for x in (gradient, query)),
-            prompt_key,
-            prompt_value,
-            output.reshape(shape),
-            lse.reshape(shape[:3]),
-            0.0,
-            False,
-            scale=ctx.scale,
-        )
-        by_action, to_own_key, to_own_value = _FLASH_BACKWARD(
-            *(x.transpose(0, 1) for x in (gradient, query)),
-            own_key,
-            own_value,
-            output.transpose(0, 1),
-            lse.transpose(0, 1),
-            0.0,
-            True,
-            scale=ctx.scale,
-        )
-        to_query = rows_1.reshape(query.shape) + by_action.transpose(0, 1)
-        return to_query, to_prompt_key, to_prompt_value, to_own_key, to_own_value, None
 
 
 def shared_attention(
@@ -179,8 +118,9 @@ def shared_attention(
     heads, k, c, size = query.shape
     p = prompt_key.shape[2]
     hides = window is not None and window < p + c
-    if query.device.type == "cpu" and not hides:
-        return _SharedAttention.apply(query, prompt_key, prompt_value, own_key, own_value, scale)
+    if not hides and (flash.on_cpu(query) or flash.on_cuda(query)):
+        parts = (query, prompt_key, prompt_value, own_key, own_value)
+        return flash.SharedAttention.apply(*parts, scale)
     steps = torch.arange(c, device=query.device)
     distance = steps[:, None] - steps[None, :]  # (C, C)
     own_hidden, bias = distance < 0, None
@@ -221,6 +161,8 @@ def _causal(
         position = torch.arange(keys - length, keys, device=query.device)  # of the queries
         distance = position[:, None] - torch.arange(keys, device=query.device)
         mask = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    if mask is None and flash.on_cuda(query):
+        return flash.Attention.apply(query, key, value, scale, length > 1)
     return nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -274,6 +216,7 @@ def decode_attention(
         bias = cache.prompt_bias(window, query)
         return attend(query, prompt_key, prompt_value, scale, bias)[0]
     own_key, own_value = cache.append(layer, key, value)
+    own_bias = cache.own_bias(query)
     if window is not None:
         own_key, own_value = own_key[:, :, -window:], own_value[:, :, -window:]
     prompt_key, prompt_value = cache.prompt[layer]
@@ -284,7 +227,7 @@ def decode_attention(
     rows = query.view(b, k, key_heads, g, size).transpose(1, 2).reshape(b, key_heads, k * g, size)
     bias = cache.prompt_bias(window, query)
     output_1, lse_1 = attend(rows, prompt_key, prompt_value, scale, bias)
-    output_2, lse_2 = attend(query, own_key, own_value, scale)
+    output_2, lse_2 = attend(query, own_key, own_value, scale, own_bias)
     output_1 = output_1.reshape(b, key_heads, k, g, size).transpose(1, 2).reshape(query.shape)
     lse_1 = lse_1.reshape(b, key_heads, k, g).transpose(1, 2).reshape(lse_2.shape)
     return merge(output_1, lse_1, output_2, lse_2)

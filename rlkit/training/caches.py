@@ -58,12 +58,17 @@ class DecodingCache:
 
     The first call (B rows) brings every prompt's last token, which joins `prefix`; every later
     one (B * K rows) writes its keys at `self.length` of the rows' buffers and copies nothing.
+
+    With `whole`, the buffers are always attended to as a whole, what is still to come hidden, and
+    the place of the next token is a tensor: every call has the same shapes, and can be recorded as
+    a CUDA graph (recorded.py). For models without sliding windows.
     """
 
     prompt_lengths: Tensor  # (B,)
     actions: int
     max_length: int
     prefix: PromptCache | None = None
+    whole: bool = False
     prompt: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B, J, P, D)
     own: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B * K, J, C, D)
     length: int = 0
@@ -73,16 +78,23 @@ class DecodingCache:
         self.longest = int(self.prompt_lengths.max())
         self.padded = bool((self.prompt_lengths != self.longest).any())
         self._bias: dict[int | None, Tensor] = {}  # by window, for one token
+        self._own_bias: Tensor | None = None  # for one token
+        self._place = torch.zeros_like(self.prompt_lengths[:1])  # (1,) with `whole`: `length`
 
     def position_ids(self) -> Tensor:
         """(B * K, 1), before the start (B, 1): the position of the next token of every row."""
+        self._own_bias = None  # of the token before, or of a recording that failed
         if not self.started:
             return (self.prompt_lengths - 1)[:, None]
-        return (self.prompt_lengths + self.length).repeat_interleave(self.actions)[:, None]
+        behind = self._place if self.whole else self.length
+        return (self.prompt_lengths + behind).repeat_interleave(self.actions)[:, None]
 
     def advance(self) -> None:
         """The token of the call is in; the next one comes behind it."""
-        self.length += self.started
+        if self.started:
+            self.length += 1
+            if self.whole:
+                self._place += 1  # in place, so that a recorded call finds it
         self.started = True
         self._bias = {window: b for window, b in self._bias.items() if window is None}
 
@@ -109,11 +121,22 @@ class DecodingCache:
         """Store (B * K, J, 1, D) of the rows' newest tokens; returns all of their own so far."""
         if layer not in self.own:
             shape = (key.shape[0], key.shape[1], self.max_length, key.shape[3])
-            self.own[layer] = (key.new_empty(shape), value.new_empty(shape))
+            self.own[layer] = (key.new_zeros(shape), value.new_zeros(shape))
         keys, values = self.own[layer]
+        if self.whole:
+            return keys.index_copy_(2, self._place, key), values.index_copy_(2, self._place, value)
         keys[:, :, self.length] = key[:, :, 0]
         values[:, :, self.length] = value[:, :, 0]
         return keys[:, :, : self.length + 1], values[:, :, : self.length + 1]
+
+    def own_bias(self, like: Tensor) -> Tensor | None:
+        """(1, 1, 1, C): `HIDDEN` at the places of tokens to come; None where none is handed out."""
+        if not self.whole:
+            return None
+        if self._own_bias is None:
+            steps = torch.arange(self.max_length, device=like.device)
+            self._own_bias = score_bias(steps > self._place, like)[None, None, None]
+        return self._own_bias
 
     def prompt_bias(self, window: int | None, like: Tensor) -> Tensor | None:
         """(B, 1, 1, P): `HIDDEN` at padding, and further back than the window; None: all seen."""

@@ -22,6 +22,7 @@ from rlkit.errors import ModelError
 from rlkit.training.caches import DecodingCache, PromptCache
 from rlkit.training.decoding import PlainDecoder
 from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
+from rlkit.training.recorded import Recorded, can_record
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,18 @@ def sample_actions(
     model.eval()
     check_length(model, max(len(p) for p in prompts), max_new_tokens)
     _, head = decoder_and_head(model)
-    step = step_function(model, PlainDecoder.of(model))
+    plain = PlainDecoder.of(model)
+    step = step_function(model, plain)
     lengths = torch.tensor([len(p) for p in prompts], device=device)
-    cache = DecodingCache(lengths, actions, max_new_tokens, prefix or read_prompts(model, prompts))
+    prefix, whole = prefix or read_prompts(model, prompts), can_record(plain, device)
+    cache = DecodingCache(lengths, actions, max_new_tokens, prefix, whole)
     last = torch.tensor([prompt[-1] for prompt in prompts], device=device)
     logits = head(step(last, cache)).repeat_interleave(actions, dim=0)
+
+    def following(tokens: Tensor) -> Tensor:
+        return head(step(tokens, cache))
+
+    forward = Recorded(following) if whole else following
     ends = torch.tensor(sorted(end_ids), device=device)
     rows = len(prompts) * actions
     draws = None if uniforms is None else torch.from_numpy(uniforms).to(device)
@@ -124,7 +132,7 @@ def sample_actions(
         done = done | torch.isin(picked, ends)
         if t + 1 == max_new_tokens or bool(done.all()):
             break
-        logits = head(step(tokens[-1], cache))
+        logits = forward(tokens[-1])
     model.train(was_training)
     return SampledActions(
         torch.stack(tokens, 1), torch.stack(masks, 1), torch.stack(logprobs, 1), done

@@ -12,6 +12,7 @@ from rlkit.training.caches import DecodingCache
 from rlkit.training.decoding import LAYERS, PlainDecoder, Projection
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.prefix import read_prompts
+from rlkit.training.recorded import can_record
 from rlkit.training.sampling import sample_actions, uniform_numbers
 from tests.training.architectures import build
 from tests.training.conftest import tiny_base, with_lora
@@ -40,6 +41,25 @@ def test_plain_decoding_is_decoding_by_the_modules(monkeypatch, name, prompts):
     modules = sampled(model, prompts)
     assert plain.rows() == modules.rows()
     torch.testing.assert_close(plain.logprobs, modules.logprobs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("prompts", [[PROMPT], [PROMPT, PROMPT[:5], PROMPT[:1]]])
+def test_buffers_read_as_a_whole_give_what_growing_ones_give(monkeypatch, prompts):
+    """As decoding is recorded on CUDA: the same shapes for every token, what is to come hidden."""
+    model = build("qwen3")
+    growing = sampled(model, prompts)
+    monkeypatch.setattr(sampling, "can_record", lambda plain, device: True)
+    monkeypatch.setattr(sampling, "Recorded", lambda function: function)
+    whole = sampled(model, prompts)
+    assert whole.rows() == growing.rows()
+    torch.testing.assert_close(whole.logprobs, growing.logprobs, atol=1e-6, rtol=0)
+
+
+def test_nothing_is_recorded_on_a_cpu_nor_behind_a_sliding_window():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    plain, sliding = (PlainDecoder.of(build(name)) for name in ("qwen3", "mistral"))
+    assert can_record(plain, cuda) and not can_record(plain, cpu)
+    assert not can_record(sliding, cuda) and not can_record(None, cuda)
 
 
 def test_every_listed_layer_is_tested():
