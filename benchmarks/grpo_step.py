@@ -72,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--preset", choices=tuple(PRESETS), default="small-1024", help="a committed workload")
     add("--model", choices=model_names(), help="another model than the preset's")
     add("--dtype", choices=tuple(BYTES), help="another dtype of the base than the preset's")
+    add("--device", choices=("cpu", "cuda"), help="another device than the preset's")
     for name, least in FIGURES.items():
         flag = "--" + name.replace("_", "-")
         add(flag, type=_at_least(least), help="another number than the preset's")

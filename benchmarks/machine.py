@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from benchmarks.limit import Rates, Shape, rows_used
-from benchmarks.measure import answer_job
+from benchmarks.measure import Stopwatch, answer_job
 from benchmarks.workload import Workload
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 COPIED = 2**26  # floats of the bandwidth test: 256 MiB, far more than any cache
 LONGEST = 3.0  # seconds for the tries of one product
+AT_ONCE = {"cpu": 1, "cuda": 20}  # calls timed together, so that the wait for a GPU weighs little
 
 
 def machine() -> dict[str, Any]:
@@ -51,14 +52,15 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
     work, tries = Workload(**job["workload"]), job["tries"]
     shape, dtype = Shape.of(job["model"]), getattr(torch, work.dtype)
+    rate = partial(matrix_rate, dtype=dtype, tries=tries, device=work.device)
     matrices = {"layer": shape.linears, "head": [(shape.hidden, shape.vocabulary)]}
     return {
         "matrix": [
-            {"matrices": kind, "rows": rows, "gflops": matrix_rate(sizes, rows, dtype, tries) / 1e9}
+            {"matrices": kind, "rows": rows, "gflops": rate(sizes, rows) / 1e9}
             for kind, sizes in matrices.items()
             for rows in rows_used(work)[kind]
         ],
-        "bandwidth_gbs": bandwidth(tries) / 1e9,
+        "bandwidth_gbs": bandwidth(tries, work.device) / 1e9,
     }
 
 
@@ -77,36 +79,41 @@ def rates_from(measured: dict[str, Any]) -> Rates:
     return Rates(matrix, measured["bandwidth_gbs"] * 1e9)
 
 
-def matrix_rate(sizes: Sequence[tuple[int, int]], rows: int, dtype: Any, tries: int) -> float:
+def matrix_rate(
+    sizes: Sequence[tuple[int, int]], rows: int, dtype: Any, tries: int, device: str = "cpu"
+) -> float:
     """Operations a second of `rows` rows through one matrix after the other, each at its best."""
     import torch
 
     spent = 0.0
     for (inputs, outputs), count in Counter(sizes).items():
-        x = torch.randn(rows, inputs).to(dtype)
-        weight = torch.randn(outputs, inputs).to(dtype)
-        spent += count * _best(lambda x=x, w=weight: torch.nn.functional.linear(x, w), tries)
+        x = torch.randn(rows, inputs, device=device).to(dtype)
+        weight = torch.randn(outputs, inputs, device=device).to(dtype)
+        spent += count * _best(
+            lambda x=x, w=weight: torch.nn.functional.linear(x, w), tries, device
+        )
     return sum(2 * rows * n * m for n, m in sizes) / spent
 
 
-def bandwidth(tries: int) -> float:
+def bandwidth(tries: int, device: str = "cpu") -> float:
     """Bytes a second, of reading or of copying (which moves twice), whichever is faster."""
     import torch
 
-    source = torch.ones(COPIED)
+    source = torch.ones(COPIED, device=device)
     target = torch.empty_like(source)
     size = source.numel() * source.element_size()
-    copying = 2 * size / _best(lambda: target.copy_(source), min(tries, 10))
-    return max(copying, size / _best(source.sum, min(tries, 10)))
+    copying = 2 * size / _best(lambda: target.copy_(source), min(tries, 10), device)
+    return max(copying, size / _best(source.sum, min(tries, 10), device))
 
 
-def _best(call: Callable[[], Any], tries: int) -> float:
+def _best(call: Callable[[], Any], tries: int, device: str = "cpu") -> float:
     """The shortest of some calls in seconds; of fewer where they take too long, but of three."""
     taken: list[float] = []
     while len(taken) < tries and (sum(taken) < LONGEST or len(taken) < 3):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
+        start = Stopwatch(device)
+        for _ in range(AT_ONCE[device]):
+            call()
+        taken.append(start.read()["steps"] / AT_ONCE[device])
     return min(taken)
 
 

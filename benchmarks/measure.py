@@ -66,14 +66,35 @@ def memory_mib(field: str = "VmRSS") -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
+def wait_for(device: str) -> None:
+    """Let the device finish what it was given: on CUDA a call returns before its work is done."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def device_mib(device: str, peak: bool = False) -> float:
+    """What the model's device holds for this process in MiB, now or at its peak: resident memory
+    on a CPU; on CUDA what torch's tensors take, without CUDA's own context."""
+    if device == "cpu":
+        return memory_mib("VmHWM" if peak else "VmRSS")
+    import torch
+
+    return (torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()) / 2**20
+
+
 class Stopwatch:
     """Started when made; reads the seconds on the clock and on the processor. On one thread the
-    two agree, unless something else had the processor."""
+    two agree, unless something else had the processor, or the device is another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        wait_for(device)
+        self._device = device
         self._start, self._cpu = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
+        wait_for(self._device)
         return {
             "steps": time.perf_counter() - self._start,
             "steps_cpu": time.process_time() - self._cpu,
@@ -88,7 +109,8 @@ def columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 class Phases:
     """Seconds a named phase took; time inside an inner phase is not counted to the outer one."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
         self.seconds: dict[str, float] = defaultdict(float)
         self._stack: list[str] = []
         self._since = 0.0
@@ -106,6 +128,7 @@ class Phases:
         self._stack.pop()
 
     def _account(self) -> None:
+        wait_for(self._device)
         now = time.perf_counter()
         if self._stack:
             self.seconds[self._stack[-1]] += now - self._since

@@ -17,8 +17,8 @@ from benchmarks.measure import (
     answer_job,
     columns,
     common_phases,
+    device_mib,
     log_prob_phase,
-    memory_mib,
 )
 from benchmarks.workload import (
     TARGET_MODULES,
@@ -59,11 +59,11 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     trainer, count = _trainer(work, job), job["warm_up"] + job["steps"]
     prompts = make_prompts(trainer.tokenizer, work.prompt_tokens, job["seed"], count)
     states = [PromptState(f"{job['seed']}-{i}", text) for i, text in enumerate(prompts)]
-    phases = Phases()
-    before, rows = memory_mib(), []
+    phases = Phases(work.device)
+    before, rows = device_mib(work.device), []
     with _profiled(phases) if job["profile"] else nullcontext():
         for state in states:
-            start = Stopwatch()
+            start = Stopwatch(work.device)
             metrics = trainer.training_step([state])
             row = {**start.read(), "phases": phases.take()}
             _check(trainer, work)
@@ -72,7 +72,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     return {
         **columns(rows[job["warm_up"] :]),
         "before_mib": before,
-        "peak_mib": memory_mib("VmHWM"),
+        "peak_mib": device_mib(work.device, peak=True),
     }
 
 
@@ -102,7 +102,7 @@ def _trainer(work: Workload, job: dict[str, Any]) -> Any:
         training={"gradient_accumulation_steps": 1, "gradient_checkpointing": False},
     )
     model, _ = load_model_with_lora(
-        job["model"], config.lora, device="cpu", dtype=work.dtype, log=lambda _: None
+        job["model"], config.lora, device=work.device, dtype=work.dtype, log=lambda _: None
     )
     tokenizer = load_tokenizer(job["model"])
     trainer = GRPOTrainer(config, PromptTask(), model, tokenizer, log=lambda _: None)

@@ -20,8 +20,8 @@ from benchmarks.measure import (
     answer_job,
     columns,
     common_phases,
+    device_mib,
     log_prob_phase,
-    memory_mib,
 )
 from benchmarks.workload import (
     TARGET_MODULES,
@@ -65,16 +65,17 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
             self.rows: list[dict[str, Any]] = []
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.start = Stopwatch()
+            self.start = Stopwatch(work.device)
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             self.rows.append({**self.start.read(), "phases": phases.take()})
 
-    work, phases, times = Workload(**job["workload"]), Phases(), StepTimes()
+    work, times = Workload(**job["workload"]), StepTimes()
+    phases = Phases(work.device)
     with tempfile.TemporaryDirectory() as folder:
         trainer, settings = _trainer(work, job, folder)
         trainer.add_callback(times)
-        before = memory_mib()
+        before = device_mib(work.device)
         with _profiled(phases, trainer) if job["profile"] else nullcontext():
             trainer.train()
     _check_tokens(trainer, work, job["warm_up"] + job["steps"])
@@ -82,7 +83,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         **columns(times.rows[job["warm_up"] :]),
         "settings": settings,
         "before_mib": before,
-        "peak_mib": memory_mib("VmHWM"),
+        "peak_mib": device_mib(work.device, peak=True),
     }
 
 
@@ -117,7 +118,7 @@ def _trainer(work: Workload, job: dict[str, Any], folder: str) -> tuple[Any, dic
         "bf16": work.dtype == "bfloat16",
         "gradient_checkpointing": False,
         "disable_dropout": True,
-        "use_cpu": True,
+        "use_cpu": work.device == "cpu",
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
         "shuffle_dataset": False,

@@ -59,9 +59,17 @@ def _header(options: argparse.Namespace, work: Workload) -> dict[str, Any]:
         "variant": options.variant,
         "workload": asdict(work),
         "seeds": [options.seed + number for number in range(options.rounds)],
-        "machine": {**machine(), "threads": options.threads},
+        "machine": {**machine(), **_gpu(work), "threads": options.threads},
         "versions": versions(),
     }
+
+
+def _gpu(work: Workload) -> dict[str, str]:
+    if work.device == "cpu":
+        return {}
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name()}
 
 
 def side(found: Sequence[dict[str, Any]], work: Workload) -> dict[str, Any]:
@@ -120,7 +128,7 @@ def _title(made: dict[str, Any]) -> str:
     return (
         f"grpo_step {made['preset']}: {w['model']} {w['dtype']}, P {w['prompt_tokens']}, "
         f"C {w['action_tokens']}, K {w['actions']}, LoRA {w['rank']}, beta {w['kl_penalty']}; "
-        f"{m['cpu']}, {m['threads']} of {m['cores']} cores"
+        f"{m.get('gpu', m['cpu'])}, {m['threads']} of {m['cores']} cores"
     )
 
 

@@ -30,6 +30,7 @@ class Workload:
     action_tokens: int  # C, all of them sampled: no action ends earlier
     actions: int  # K
     dtype: str = "float32"  # of the base; adapters are float32
+    device: str = "cpu"
     rank: int = 16
     alpha: int = 32
     kl_penalty: float = 0.01  # beta, of the k3 estimator
@@ -44,6 +45,8 @@ PRESETS = {
     "small-2048-k8": Workload("qwen3-16m", 2048, 64, 8),
     "smollm2": Workload(SMOLLM2, 512, 48, 8, dtype="bfloat16"),
     "smollm2-fp32": Workload(SMOLLM2, 512, 48, 8),
+    "qwen3-0.6b-1024": Workload("qwen3-0.6b", 1024, 64, 8, dtype="bfloat16", device="cuda"),
+    "qwen3-0.6b-2048": Workload("qwen3-0.6b", 2048, 64, 16, dtype="bfloat16", device="cuda"),
     "tiny": Workload("tiny", 24, 6, 4),
 }
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
