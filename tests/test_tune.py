@@ -548,7 +548,8 @@ def test_a_study_killed_in_the_middle_of_a_trial_ends_as_an_unbroken_one(tmp_pat
 
 @pytest.mark.slow
 def test_two_processes_share_a_study(tmp_path):
-    config_of(tmp_path / "out", tune={"trials": 6}).save(tmp_path / "toy.yaml")
+    tune = {"trials": 6, "pruning": False}
+    config_of(tmp_path / "out", tune=tune).save(tmp_path / "toy.yaml")
     processes = [_study_process(tmp_path / "toy.yaml") for _ in range(2)]
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -591,7 +592,7 @@ def test_the_notebook_runs_a_study_and_shows_it(tmp_path, monkeypatch):
     resources = {"metadata": {"path": str(ROOT / "notebooks")}}
     nbclient.NotebookClient(notebook, kernel_name="python3", resources=resources).execute()
     shown = json.dumps([c.get("outputs", []) for c in notebook.cells])
-    assert shown.count("image/png") == 3 and "On the test split, reward:" in shown
+    assert shown.count('"image/png": "') == 3 and "On the test split, reward:" in shown
     assert (tmp_path / "out" / "toy-random" / "best.yaml").exists()
 
 
