@@ -43,7 +43,7 @@ class CourseGrpo(Section):
     output_dir: str | None = key(None, "receives a copy of the GRPO adapter", min_length=1)
     num_epochs: int = key(3, "training.num_epochs; each passes once over the rows", "epochs", ge=1)
     batch_size: int = key(4, "training.batch_size", "prompts", ge=1)
-    learning_rate: float = key(2e-5, "grpo.learning_rate", "per update", gt=0, le=1)
+    learning_rate: float = key(1e-5, "grpo.learning_rate", "per update", gt=0, le=1)
     num_generations: int = key(4, "grpo.group_size", "completions", ge=2, le=1024)
     kl_coef: float = key(0.05, "grpo.kl_penalty", ge=0, le=100)
     max_new_tokens: int = key(256, "grpo.max_new_tokens", "tokens", ge=1, le=32768)

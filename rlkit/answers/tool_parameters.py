@@ -70,7 +70,7 @@ class ToolParameters(Section):
     )
     learning_rate: float | None = key(
         None,
-        "null: sft 1e-4, grpo 2e-5; with use_lora false 5e-6 and 1e-6. Safe: 1e-5 to 2e-4 for "
+        "null: sft 1e-4, grpo 1e-5; with use_lora false 5e-6 and 1e-6. Safe: 1e-5 to 2e-4 for "
         "LoRA, 1e-6 to 5e-6 for full fine-tuning, which 5e-5 ruins",
         "per update",
         gt=0,

@@ -29,7 +29,7 @@ ADAPTER, MODEL = "adapter_config.json", "config.json"  # what tells the two kind
 LEARNING_RATES = {
     ("sft", True): 1e-4,
     ("sft", False): 5e-6,
-    ("grpo", True): 2e-5,
+    ("grpo", True): 1e-5,
     ("grpo", False): 1e-6,
 }
 # all rows train: the tool's users evaluate on another split. A run keeps at least one question out.
