@@ -28,6 +28,9 @@ _SECRET_VALUE = re.compile(
 )
 
 
+FULL_RATE = 5e-6  # where all weights are trained
+
+
 class RunConfig(Section):
     """Every parameter of one run. Frozen: `with_overrides` gives a changed copy.
 
@@ -117,10 +120,23 @@ class RunConfig(Section):
 
     def check(self) -> None:
         self.reward.resolve_invalid(self.search.max_clues, self.search.top_k)
+        if not self.lora.enabled:
+            self._train_all_weights()
         if self.task == "answers" and self.grpo.credit == "clue":
             raise ConfigError(
                 "grpo.credit is 'clue', which task answers has none of; take credit action."
             )
+
+    def _train_all_weights(self) -> None:
+        """Without an adapter: no 4-bit weights, and rates at which a model keeps what it knows,
+        unless others are given."""
+        for section, name, value in (
+            (self.model, "load_in_4bit", False),
+            (self.grpo, "learning_rate", FULL_RATE),
+            (self.sft, "learning_rate", FULL_RATE),
+        ):
+            if name not in section.model_fields_set:
+                object.__setattr__(section, name, value)
 
     def as_dict(self) -> dict[str, Any]:
         """All keys, resolved, as plain values: section -> key -> value."""

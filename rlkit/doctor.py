@@ -88,11 +88,9 @@ def _model(config: RunConfig) -> tuple[str, str]:
     if not Path(found).is_dir():
         return "warn", f"{found} is taken from the model hub (or its cache) when the run begins"
     adapter = config.model.init_adapter
-    if adapter not in (None, "auto") and not (Path(adapter) / "adapter_config.json").exists():
-        return (
-            "fail",
-            f"model.init_adapter {adapter!r} holds no adapter_config.json; check the path",
-        )
+    wanted = "adapter_config.json" if config.lora.enabled else "config.json"
+    if adapter not in (None, "auto") and not (Path(adapter) / wanted).exists():
+        return "fail", f"model.init_adapter {adapter!r} holds no {wanted}; check the path"
     return "ok", f"{config.model.base_model_path} at {found}"
 
 

@@ -49,6 +49,7 @@ MAY_CHANGE = (
     "checker.patience",
     "monitoring.",
     "evaluation.",
+    "tune.",
     "merge.",
 )
 # Sections that recorded rounds and their split depend on.
@@ -140,6 +141,9 @@ class Run:
     report_path = property(lambda self: self.folder / "report.html")
     rounds_folder = property(lambda self: self.folder / "rounds")
     sft_folder = property(lambda self: self.folder / "sft")
+    warm_start_folder = property(
+        lambda self: self.sft_folder / ("adapter" if self.config.lora.enabled else "model")
+    )
     checkpoints_folder = property(lambda self: self.folder / "lora_checkpoints")
     rollouts_folder = property(lambda self: self.folder / "rollouts")
     merged_folder = property(lambda self: self.folder / "merged")
@@ -170,6 +174,7 @@ class Run:
             self.lineage_path,
             self.rollouts_folder / "step-*.parquet",
             self.sft_folder / "adapter",
+            self.sft_folder / "model",
             self.folder / "reference_adapter",
         ):
             remove_leftovers(path)

@@ -34,7 +34,7 @@ def shared_parts(
     if base.model.init_adapter == "auto":
         below = changed(base, shared)
         run = _made(below, tuned, SHAPES_WARM_START, f"{study}-warm", folder, _warm_start, log)
-        shared["model.init_adapter"] = str(run.sft_folder / "adapter")
+        shared["model.init_adapter"] = str(run.warm_start_folder)
     return shared
 
 

@@ -110,7 +110,7 @@ class AgenticRLPipeline:
 
     def stage2_sft_training(self) -> str:
         """Fine-tune on worked solutions; returns the adapter's folder."""
-        adapter = self.run_of_stages.sft_folder / "adapter"
+        adapter = self.run_of_stages.warm_start_folder
         self._stage("sft_training", "2 of 6: SFT", self._sft, lambda: [adapter.exists()])
         return str(adapter)
 
@@ -255,7 +255,7 @@ class AgenticRLPipeline:
 
     def _sft_inputs(self) -> list[Any]:
         wanted = self.config.evaluation
-        return [self.run_of_stages.sft_folder / "adapter", wanted.split, wanted.max_states]
+        return [self.run_of_stages.warm_start_folder, wanted.split, wanted.max_states]
 
     def _evaluate_sft(self) -> dict[str, Any]:
         from rlkit.results.compare import evaluate_run

@@ -102,6 +102,9 @@ def merge_run(
         if output.exists():
             print(f"{output} exists already and is left as it is")
             continue
+        if not config.lora.enabled:
+            print(export_model(there[step], output, config.merge.dtype))
+            continue
         print(f"merging step {step} of {', '.join(map(str, steps))} ...")
         merge_lora_to_base(
             base,
@@ -111,6 +114,18 @@ def merge_run(
             trust_remote_code=config.model.trust_remote_code,
         )
     return list(outputs.values())
+
+
+def export_model(checkpoint: Path, output: Path, dtype: str) -> str:
+    """A checkpoint of all weights is a model already: saved in `dtype` with its tokenizer, and
+    without what only training needs. Returns a line that says so."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=DTYPES[dtype])
+    with new_folder(output) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        write_json(temporary / CERTIFICATE, {"checkpoint": str(checkpoint), "dtype": dtype})
+    return f"{output.name}: all weights were trained, so nothing was merged; saved in {dtype}"
 
 
 def merge_lora_to_base(

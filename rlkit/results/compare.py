@@ -15,7 +15,7 @@ from rlkit.practice.source import load_library, sample_of
 from rlkit.practice.task import build_task
 from rlkit.results.evaluate import Evaluation, evaluate_policies
 from rlkit.run import Run
-from rlkit.training.adapters import REFERENCE, check_adapter
+from rlkit.training.adapters import REFERENCE, add_adapter
 from rlkit.training.checkpointing import newest_checkpoint
 from rlkit.training.loop import load_model
 from rlkit.training.policy import ModelPolicy, prompt_counter
@@ -102,8 +102,7 @@ def build_policies(
             policies[name] = build_policy(name, config, corpus, prompt_counter(config))
             continue
         if model is None:
-            model, tokenizer = load_model(config, warm_start_of(run), log)
-            _add_adapters(model, checkpoints, config.model.base_model_path)
+            model, tokenizer = _model_with(config, warm_start_of(run), checkpoints, log)
             prompt = _prompt(config, task, token_counter(tokenizer))
         policies[name] = ModelPolicy(
             model,
@@ -132,10 +131,17 @@ def collecting_policies(config: Any, run: Run, names: Sequence[str]) -> dict[str
     return build_policies(config, run, names, checkpoints, corpus)
 
 
-def _add_adapters(model: Any, checkpoints: Mapping[str, Path], base: str) -> None:
+def _model_with(
+    config: Any, warm_start: Path | None, checkpoints: Mapping[str, Path], log: Callable
+) -> tuple[Any, Any]:
+    """The base model with its warm start, as the reference, and the checkpoints beside it."""
+    kept = warm_start if config.lora.enabled else None
+    model, tokenizer = load_model(config, kept, log)
+    if warm_start != kept:  # of all weights: the model itself stays the untouched one
+        add_adapter(model, warm_start, REFERENCE)
     for name, folder in checkpoints.items():
-        check_adapter(folder, model.get_base_model(), base)
-        model.load_adapter(str(folder), adapter_name=name, is_trainable=False)
+        add_adapter(model, folder, name)
+    return model, tokenizer
 
 
 def _prompt(config: Any, task: Any, count_tokens: Callable[[str], int]) -> Callable[[Any], Any]:
@@ -146,11 +152,13 @@ def _prompt(config: Any, task: Any, count_tokens: Callable[[str], int]) -> Calla
 
 
 def warm_start_of(run: Run) -> Path | None:
-    """The adapter that the run's training starts from, the reference of its KL; None without."""
-    for folder in (run.folder / "reference_adapter", run.sft_folder / "adapter"):
-        if folder.is_dir():
-            return folder
-    return None
+    """The adapter (or model) that the run's training starts from, the reference of its KL; None
+    without."""
+    folders = [run.folder / "reference_adapter", run.warm_start_folder]
+    if not run.config.lora.enabled:
+        given = run.config.model.init_adapter
+        folders = [run.warm_start_folder if given in (None, "auto") else Path(given)]
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def open_run(config: Any) -> Run:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlkit.agents.recording import now_and_then
 from rlkit.files import new_folder, plain
 from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_task
@@ -22,7 +23,13 @@ from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor
 from rlkit.training.policy import load_model_with_lora, prompt_counter
 from rlkit.training.schedule import state_order
-from rlkit.training.sft import encode_examples, save_warm_start, train_sft
+from rlkit.training.sft import (
+    checkpoints_of,
+    encode_examples,
+    remove_checkpoints,
+    save_warm_start,
+    train_sft,
+)
 from rlkit.training.text import token_counter
 from rlkit.training.trainer import GRPOTrainer
 
@@ -48,7 +55,7 @@ def train_run(
 
 def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
     """Stage 1: what the task learns from, and the states of each split."""
-    task = build_task(config, run, count_tokens=prompt_counter(config))
+    task = build_task(config, run, progress=now_and_then(log), count_tokens=prompt_counter(config))
     damaged = getattr(task, "damaged", ())
     for file in damaged[:5]:
         log(f"set aside: {file}")
@@ -61,7 +68,8 @@ def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
 
 def prepare_model(config: Any, run: Run, task: Any, log: Log = print) -> tuple[Any, Any]:
     """Stage 2: the base model with its adapter. With `model.init_adapter: auto` a warm start is
-    made first, once; a frozen copy of it is the reference from then on."""
+    made first, once; a frozen copy of it is the reference from then on. Where all weights are
+    trained, the trainer keeps that copy."""
     adapter = config.model.init_adapter
     if adapter == "auto":
         adapter = warm_start(config, run, task, log=log)
@@ -69,7 +77,7 @@ def prepare_model(config: Any, run: Run, task: Any, log: Log = print) -> tuple[A
     if adapter is not None and kept.exists():
         adapter = kept
     model, tokenizer = load_model(config, adapter, log)
-    if adapter is not None and adapter != kept:  # now that it is known to fit
+    if config.lora.enabled and adapter not in (None, kept):  # now that it is known to fit
         _keep_reference(Path(adapter), kept)
     task.count_tokens = token_counter(tokenizer)
     return model, tokenizer
@@ -99,12 +107,14 @@ def warm_start(
     log: Log = print,
     progress: Callable[[dict], None] | None = None,
 ) -> Path:
-    """Fine-tune on the task's examples; the adapter's folder `sft/adapter`.
+    """Fine-tune on the task's examples; the folder `sft/adapter`, or `sft/model` where all weights
+    are trained.
 
-    A warm start that is there already is used as it is.
+    A warm start that is there already is used as it is, and one that was begun goes on.
     """
-    folder = run.sft_folder / "adapter"
+    folder = run.warm_start_folder
     if folder.exists():
+        remove_checkpoints(folder)
         log(f"warm start: {folder} is there already")
         return folder
     model, tokenizer = load_model(config, None, log)
@@ -112,7 +122,15 @@ def warm_start(
     pairs = [(task.prompt(state), text) for state, text in task.examples()]
     examples = encode_examples(tokenizer, pairs, config.model.enable_thinking)
     log(f"warm start: {len(examples)} examples")
-    rows = train_sft(model, examples, config.sft, config.seed, progress=progress or _said(log))
+    rows = train_sft(
+        model,
+        examples,
+        config.sft,
+        config.seed,
+        checkpoints=checkpoints_of(folder),
+        progress=progress or _said(log),
+        log=log,
+    )
     return save_warm_start(model, rows, folder)
 
 

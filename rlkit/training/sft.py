@@ -76,9 +76,8 @@ def train_sft(
     """
     if not examples:
         raise DataError(
-            "there is nothing to learn from: the task gives no examples of its train split (of "
-            "recorded rounds, no action found a missing document with words that stand in its "
-            "state); give other data, or set model.init_adapter to null."
+            "there is nothing to learn from: the task gives no examples of its train split; give "
+            "other data, or set model.init_adapter to null."
         )
     weights.warn_of_rate(model, "sft.learning_rate", settings.learning_rate, log)
     weights.begin_training(model, reference=False)
@@ -115,11 +114,6 @@ def save_warm_start(model: nn.Module, rows: Sequence[dict[str, Any]], folder: Pa
         write_json(temporary / "sft_metrics.json", list(rows))
     remove_checkpoints(folder)
     return folder
-
-
-def warm_start_folder(config: Any, run: Any) -> Path:
-    """Where a run's warm start stands: `sft/adapter`, or `sft/model` where all weights learn."""
-    return run.sft_folder / ("adapter" if config.lora.enabled else "model")
 
 
 def checkpoints_of(folder: Path) -> Path:

@@ -47,7 +47,8 @@ class GRPOTrainer:
     """Trains the adapter of `model` on the states of `task`.
 
     `task` knows `states(split)`, `prompt(state)` and `score(state, completions)`; more it need not
-    have (`rlkit.practice.task.Task`). With a `run`, metrics, rollouts and checkpoints go into its folder.
+    have (`rlkit.practice.task.Task`). With a `run`, metrics, rollouts and checkpoints go into its
+    folder.
     """
 
     def __init__(

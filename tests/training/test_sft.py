@@ -16,7 +16,6 @@ from rlkit.training.sft import (
     encode_examples,
     save_warm_start,
     train_sft,
-    warm_start_folder,
 )
 from tests.training.conftest import tiny_base, tiny_config, with_lora
 
@@ -101,6 +100,6 @@ def test_a_warm_start_is_kept_whole_and_never_overwritten(tmp_path):
 def test_a_run_keeps_its_warm_start_by_what_was_trained(tmp_path):
     config = tiny_config(tmp_path)
     run = Run.open(config)
-    assert warm_start_folder(config, run) == run.sft_folder / "adapter"
+    assert run.warm_start_folder == run.sft_folder / "adapter"
     full = config.with_overrides("lora.enabled=false")
-    assert warm_start_folder(full, run) == run.sft_folder / "model"
+    assert Run(full, run.folder).warm_start_folder == run.sft_folder / "model"
