@@ -51,10 +51,12 @@ class AgenticRLPipeline:
         debug: bool = False,
     ) -> None:
         self.copies: dict[str, Path] = {}
+        overrides = list(overrides)
         config = self.load_config(config_path, overrides)
         if debug:
-            config = config.debug().with_overrides("answers.sft_accuracy_threshold=0")
-            self.copies = {}
+            small, self.copies = config.debug(), {}
+            changes = ["answers.sft_accuracy_threshold=0", *overrides, f"run_name={small.run_name}"]
+            config = small.with_overrides(*changes)  # what was asked for by name holds
         self.gate = config.answers
         self.config = _with_kept_gate(config)
         self.folder = Path(config.output_root) / config.run_name

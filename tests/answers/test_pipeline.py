@@ -283,6 +283,15 @@ def test_a_search_run_or_a_given_adapter_is_no_pipeline(root):
         AgenticRLPipeline("no-such.json")
 
 
+def test_debug_shrinks_any_params_file_but_what_was_asked_for_by_name(root):
+    small = AgenticRLPipeline(
+        root / "params" / "qwen3-0.6b-gsm8k.yaml", ["grpo.group_size=6"], debug=True
+    ).config
+    assert (small.run_name, small.model.base_model_path) == ("qwen3-0.6b-gsm8k-debug", "debug")
+    assert (small.grpo.group_size, small.training.max_steps) == (6, 4)
+    assert small.answers.sft_accuracy_threshold == 0
+
+
 def test_a_run_is_named_after_its_file():
     assert run_name_of("config.json") == "pipeline"
     assert run_name_of("a/my course.json") == "my-course"

@@ -325,7 +325,7 @@ def test_the_tool_is_public():
 
 @pytest.mark.slow
 def test_a_small_real_model_learns_the_form_from_a_few_solutions(tool, tmp_path):
-    call = {"model_name": "smollm2-135m-instruct", "max_samples": 96, "batch_size": 8}
+    call = {"model_name": "smollm2-135m-instruct", "max_samples": 96, "learning_rate": 2e-4}
     trained(tool, tmp_path, **call)
 
     def format_correctness(model: str) -> float:
