@@ -130,6 +130,14 @@ def test_more_epochs_go_on_with_grpo_and_evaluate_anew(tmp_path):
     assert more.results["grpo_evaluation"]["inputs"] != first.results["grpo_evaluation"]["inputs"]
 
 
+def test_all_weights_go_the_same_way(tmp_path):
+    full = pipeline_in(tmp_path, "lora.enabled=false", "training.max_steps=1")
+    full.run()
+    assert all(stage["status"] == "finished" for stage in full.results.values())
+    assert (Path(full.results["sft_training"]["model_path"]) / "config.json").is_file()
+    assert load_evaluation(full.folder / "evaluation.json").policies[-1] == "tuned"
+
+
 # ---- the gate
 
 
