@@ -32,7 +32,6 @@ from rlkit.run import Run
 
 STAGES = ("data", "sft_training", "sft_evaluation", "grpo_training", "grpo_evaluation")
 RESULTS, LOG, BEFORE = "training_results.json", "pipeline.log", "evaluation-sft.json"
-_GATE = ("sft_accuracy_threshold", "below_threshold")  # may change between two openings
 _SHOWN = 20  # findings that are kept
 
 
@@ -57,8 +56,7 @@ class AgenticRLPipeline:
             small, self.copies = config.debug(), {}
             changes = ["answers.sft_accuracy_threshold=0", *overrides, f"run_name={small.run_name}"]
             config = small.with_overrides(*changes)  # what was asked for by name holds
-        self.gate = config.answers
-        self.config = _with_kept_gate(config)
+        self.config = config
         self.folder = Path(config.output_root) / config.run_name
         self._run: Run | None = None
         kept = self.folder / RESULTS
@@ -132,7 +130,7 @@ class AgenticRLPipeline:
         self._needs("sft_evaluation", 3)
         reason = self._held_back()
         begun = self.run_of_stages.checkpoints_folder.exists()
-        if reason and not (force or begun) and self.gate.below_threshold == "stop":
+        if reason and not (force or begun) and self.config.answers.below_threshold == "stop":
             self.log(f"stage 4 of 6: {reason}")
             self._keep("grpo_training", {"status": "not_started", "reason": reason})
             return None
@@ -265,7 +263,7 @@ class AgenticRLPipeline:
         found = evaluate_run(self.config, baseline=True, log=self.log)
         found.save(self.folder / BEFORE)
         values = self._told(found, "warm_start")
-        return values | {"threshold": self.gate.sft_accuracy_threshold}
+        return values | {"threshold": self.config.answers.sft_accuracy_threshold}
 
     def _told(self, found: Evaluation, policy: str) -> dict[str, Any]:
         """Figures of `policy`, of all policies, and the paired differences of accuracy."""
@@ -283,7 +281,7 @@ class AgenticRLPipeline:
 
     def _held_back(self) -> str | None:
         """Why GRPO does not begin by itself, with how to go on; None where it does."""
-        accuracy, wanted = self.results["sft_evaluation"]["accuracy"], self.gate
+        accuracy, wanted = self.results["sft_evaluation"]["accuracy"], self.config.answers
         if accuracy is not None and accuracy >= wanted.sft_accuracy_threshold:
             return None
         return (
@@ -324,13 +322,3 @@ class AgenticRLPipeline:
         found = Evaluation(frames, tuned.states, tuned.facts)
         found.save(self.run_of_stages.evaluation_path)
         return self._told(found, "tuned")
-
-
-def _with_kept_gate(config: RunConfig) -> RunConfig:
-    """The parameters with the gate that the run's folder was made with: it decides on going on, and
-    touches nothing that is there."""
-    path = Path(config.output_root) / config.run_name / "config.yaml"
-    if not path.exists():
-        return config
-    kept = RunConfig.load(path).answers
-    return config.with_overrides(*(f"answers.{name}={getattr(kept, name)}" for name in _GATE))
