@@ -36,15 +36,18 @@ _BREAK = re.compile(
 )
 _NAMED = r"(?:(?:the |my )?(?:final |overall )?(?:label|verdict|answer)|final|标签|判断|结论)"
 _LEAD = re.compile(rf"so|thus|therefore|hence|因此|所以|故|{_NAMED}", re.IGNORECASE)
+_SURELY = r"(?:(?:definitely|clearly|certainly|obviously|surely) |肯定|显然|明显)?"
 _IT = r"(?:it|this|(?:the|this) (?:document|text)|(d\d{1,4}))"
 _FORM = re.compile(
     rf"(?P<lead>(?:so|thus|therefore|hence) |因此|所以|故)?"
     rf"(?P<plain>{_IT}(?:['’]s| is) |{_NAMED} is |I(?:['’]d| would)? (?:say|(?:label|rate|mark|"
     rf"judge|call|classify) {_IT}(?: as)?) |(?:这篇|该)?(?:文档|文章)?(?:应该?)?"
-    rf"(?:标为|标注为|判为|归为|属于|是|为))?{OPEN}*+(?P<label>{_ANY})",
+    rf"(?:标为|标注为|判为|归为|属于|是|为))?{_SURELY}{OPEN}*+(?P<label>{_ANY})",
     re.IGNORECASE,
 )
-STARTS = re.compile(rf"(?:{_NAMED}\s*[:=]\s*)?{OPEN}*+{_ANY}(?!\w)(?:{CLOSE})*+", re.IGNORECASE)
+STARTS = re.compile(
+    rf"(?:{_NAMED}\s*[:=]\s*)?{_SURELY}{OPEN}*+{_ANY}(?!\w)(?:{CLOSE})*+", re.IGNORECASE
+)
 _OF_LABELS = re.compile(r"\b(?:label|verdict|call it|apply|applies|fits?)\b|标签", re.IGNORECASE)
 _MENTION = re.compile(rf"(?<!\w)({_ENGLISH})(?!\w)|{OPEN}({_CHINESE}){CLOSE}")
 _NOT_BUT = re.compile(
@@ -54,9 +57,19 @@ _NOT = re.compile(
     r"\b(?:not|no|non|nor|neither|never|none|nothing|cannot|without|un|hardly|barely|less|least|"
     r"semi|quasi|partly|partially|maybe|perhaps|possibly|almost|nearly|instead of|rather than|"
     r"far from|anything but|too|wrong|incorrect|false|lack\w*|fail\w*|\w+n['’]t)\b|"
-    r"不|没|未|别|勿|并非|非(?!常)|错",
+    r"不|没|未|别|勿|否|并非|非(?!常)|错",
     re.IGNORECASE,
 )
+# Of a text that leads to labels; `nothing else`, `without explanation` deny none
+_DENIAL = re.compile(
+    r"\b(?:not|neither|never|cannot|wrong|incorrect|false|instead of|rather than|refuse|"
+    r"anything but|\w+n['’]t)\b|"
+    r"不(?:是|应|该|能|可|会|对|属|算|宜|要?(?:回答|说|选|标))|并非|错误|别(?:回答|说|选|标)|勿",
+    re.IGNORECASE,
+)
+_LEADS_ON = re.compile(r"(?:[:：]|\b(?:that|say|answer|be))\W*$", re.IGNORECASE)
+_SENTENCE = re.compile(r"[.!?](?!\w)|[。！？]")
+_LONGEST_LEAD = 500  # characters before a label that are looked at
 _HEDGE = re.compile(
     r"\b(?:if|unless|would|could|might|(?-i:may)|should|whether|either|doubt\w*|refus\w*|den(?:y|ied)|"
     r"claims?|says?|said|asks?|wants?|tells?|told|labels|options?|choices?)\b|"
@@ -65,7 +78,10 @@ _HEDGE = re.compile(
 )
 _TAKEN_BACK = re.compile(  # a clause behind the label
     r"(?:but |or |and )?(?:(?:oh |well )?(?:no )?(?:wait|hold on|hm+|oops|sorry|correction|"
-    r"scratch that|strike that|never ?mind|on second thoughts?|on reflection)\b|actually,? no"
+    r"scratch that|strike that|never ?mind|on second thoughts?|on reflection)\b"
+    r"(?! (?-i:[A-Z][a-z]))"  # `Wait Until Dark` is a title
+    r"|I (?:\w+ not|\w+n['’]t) (?:say|think|agree|believe|call|label|mark|rate)(?: so| it| that)*$"
+    r"|actually,? no"
     r"|(?:I (?:think|guess) )?(?:no|non|nope|not?|never|false|wrong|incorrect|0|maybe|perhaps|"
     r"possibly|as if|not (?:really|quite|at all)|\w+ not|(?:I['’]?a?m )?(?:not sure|unsure))$"
     r"|(?:that|this|it|which|the label)\b.* (?:wrong|incorrect|mistaken?|too (?:strong|weak|much)|"
@@ -113,7 +129,11 @@ def label_in(said: str, name: str | None) -> Verdict | None:
     against: set[Verdict] = set()  # other labels that the judge wavers to
     denied: set[Verdict] = set()
     near = False  # whether what is said still belongs to the label
+    lead = ""  # the line before, where it leads to this one
     for number, line in enumerate(_NOT_BUT.sub(", so ", said).splitlines()):
+        if not affirmed and is_denied(lead):
+            return None
+        lead = line if _LEADS_ON.search(line) else ""
         foreign = any(other.casefold() != name for other in _ID.findall(line))
         here = False  # whether the label stands on this line
         near = near and (name is None or bool(line.strip()))
@@ -157,6 +177,12 @@ def _is_taken_back(clause: str, near: bool) -> bool:
     """Whether a clause behind a label withdraws it, or denies something of labels near it."""
     of_labels = near and _OF_LABELS.search(clause) and _NOT.search(clause)
     return bool(of_labels or _TAKEN_BACK.match(clause))
+
+
+def is_denied(lead: str) -> bool:
+    """Whether the sentence that leads to labels, and has not ended, denies them: `It is not true
+    that`, `Do not answer`."""
+    return bool(_DENIAL.search(_SENTENCE.split(lead[-_LONGEST_LEAD:])[-1]))
 
 
 def labels_named(text: str) -> list[Verdict]:

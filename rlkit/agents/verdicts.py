@@ -4,10 +4,13 @@ A reply is untrusted: reading is linear in its length but for a bounded number o
 raises, and would rather find nothing than something that the judge did not say. What is not found
 stays out of the answer: unjudged, never DISCARD.
 
-1. The first complete JSON value that holds verdicts, out of fences and prose; where it is cut off,
-   its complete entries. A value is a label, or a label and a reason behind a separator.
+1. The complete JSON values that hold verdicts, out of fences and prose; where there is none, the
+   complete entries of one that is cut off. A value is a label, or a label and a reason behind a
+   separator.
 2. Otherwise lines that begin with an id, or the whole text where one document was asked for;
    `verdict_clauses.py` says where a label in a text counts.
+
+Neither counts behind a sentence that leads to it and denies it (`It is not true that`).
 """
 
 from __future__ import annotations
@@ -19,14 +22,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rlkit.agents.verdict_clauses import CLOSE, OPEN, STARTS, label_in, labels_named
+from rlkit.agents.verdict_clauses import (
+    CLOSE,
+    OPEN,
+    STARTS,
+    is_denied,
+    label_in,
+    labels_named,
+)
 from rlkit.rounds.state import Verdict
 
 MAX_CHARS = 50_000  # of a reply that are read
 MAX_STARTS = 200  # places that are tried as the beginning of a JSON value
 # `d3`, alone or decorated, at the beginning of a line or after a comma; then what separates
 _HEAD = re.compile(
-    rf"(?:[\s>#|{{•-]|\d{{1,3}}[.)]\s|{OPEN})*+(?:I (?:label|rate|mark|judge|classify) )?"
+    rf"(?:[\s>#|{{•-]|\d{{1,3}}[.)]\s|{OPEN})*+(?:I (?:label|rate|mark|judge|classify) |"
+    rf"(?:the |my )?(?:final )?(?:label|verdict) (?:for|of) )?"
     rf"(?:(?:the )?(?:document|doc|文档)\s*+{OPEN}*+)?"
     rf"(d\d{{1,4}})(?!\w)(?:{CLOSE})*+\s*+(?:[:=|,>–—-]|(?:is(?: labell?ed)?|as)\b|为|是)*+\s*+",
     re.IGNORECASE,
@@ -37,6 +48,8 @@ _NEXT = re.compile(
 _NAME = re.compile(r"\W*+(?:document\s*+)?\W*+(d\d{1,4})\W*+", re.IGNORECASE)
 _KEY = re.compile(r"\"(d\d{1,4})\"\s*+:\s*+", re.IGNORECASE)
 _ID_KEYS = ("id", "doc", "document", "docid", "doc_id", "document_id", "编号")
+_DENYING_KEY = re.compile(r"neg|not(?!e)|wrong|incorrect|invalid|false|reject|deni", re.IGNORECASE)
+_AFFIRMING_KEY = re.compile(r"correct|valid|true", re.IGNORECASE)
 _LABEL_KEYS = ("label", "verdict", "标签", "判断")
 
 Entry = tuple[str | None, Verdict | None]  # (id, label); None: no id was given, an unknown label
@@ -49,8 +62,8 @@ def parse_verdicts(text: str, ids: Sequence[str]) -> dict[str, Verdict]:
     document was asked for, a label without an id is its.
     """
     text = text[:MAX_CHARS]
-    entries = list(_json_entries(text))
-    if not entries:
+    entries = _json_entries(text)
+    if entries is None:
         entries = _text_entries(unicodedata.normalize("NFKC", text), ids)
     only = ids[0] if len(ids) == 1 else None
     found: dict[str | None, set[Verdict | None]] = defaultdict(set)
@@ -70,31 +83,33 @@ class _Object(list):
 _DECODER = json.JSONDecoder(object_pairs_hook=_Object)
 
 
-def _json_entries(text: str) -> Iterator[Entry]:
-    """The entries of the first complete JSON value that has any; single entries add up, since
-    they stand by themselves where the value around them is cut off."""
-    singles, keyed = False, bool(_KEY.search(text))
-    for value in _json_values(text):
+def _json_entries(text: str) -> list[Entry] | None:
+    """The entries of all complete JSON values that have any and are not denied, since some judges
+    write one object a line; else of one that is cut off. None where no JSON has any."""
+    keyed, values = bool(_KEY.search(text)), 0
+    found: list[Entry] = []
+    for lead, value in _json_values(text):
         entries = [e for e in _entries_of(value) if not (keyed and e[0] is None)]
-        single = isinstance(value, _Object) and len(entries) == 1 and _is_entry(value)
-        if entries and not (singles and not single):
-            yield from entries
-        if entries and not single:
-            return
-        singles = singles or bool(entries)
-    if not singles:
-        yield from _members(text)
+        values += bool(entries)
+        found += [] if entries and is_denied(lead) else entries
+    if not values:
+        found = list(_members(text))
+        values = len(found)
+        found = [] if is_denied(text[: max(text.find("{"), 0)]) else found
+    return found if values else None
 
 
-def _json_values(text: str) -> Iterator[Any]:
-    at = 0
+def _json_values(text: str) -> Iterator[tuple[str, Any]]:
+    """(what stands between it and the value before, the value) of each complete JSON value."""
+    at = last = 0
     for _ in range(MAX_STARTS):
         start = min((p for p in (text.find("{", at), text.find("[", at)) if p >= 0), default=-1)
         if start < 0:
             return
         value, end = _decoded(text, start)
         if end > start:
-            yield value
+            yield text[last:start], value
+            last = end
         at = max(end, start + 1)
 
 
@@ -145,6 +160,16 @@ def _is_entry(value: _Object) -> bool:
     return _first(value, _LABEL_KEYS) is not None
 
 
+def _takes_back(value: _Object) -> bool:
+    """Whether a flag beside a label, such as `"negated": true`, takes it back."""
+    for key, flag in value:
+        if isinstance(flag, bool):
+            denying = _DENYING_KEY.search(key)
+            if (flag and denying) or (not flag and not denying and _AFFIRMING_KEY.search(key)):
+                return True
+    return False
+
+
 def _first(pairs: _Object, names: Iterable[str]) -> Any:
     """The value of the one key among `names`; None where none or several values are there."""
     found = [v for key, v in pairs if key.strip().casefold() in names]
@@ -162,7 +187,7 @@ def _named(name: Any) -> str | None:
 def _label_of(value: Any) -> Verdict | None:
     """The label that a value is, or begins with; none where it names two."""
     if isinstance(value, _Object):
-        value = _first(value, _LABEL_KEYS)
+        value = None if _takes_back(value) else _first(value, _LABEL_KEYS)
     if not isinstance(value, str):
         return None
     value = unicodedata.normalize("NFKC", value).strip()
@@ -179,6 +204,8 @@ def _text_entries(text: str, ids: Sequence[str]) -> list[Entry]:
     parts = _parts(text.replace("```", "\n"))
     if len(parts) == 1:  # no id begins a line
         return [(None, label_in(parts[0][1], None))] if len(ids) == 1 else []
+    if is_denied(parts[0][1]):
+        return []
     found = [(name, label_in(said, name)) for name, said in parts[1:]]
     return [(name, verdict) for name, verdict in found if verdict]
 

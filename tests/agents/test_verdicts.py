@@ -26,7 +26,12 @@ def read(text: str, documents: int = 3) -> str:
         '{"d3": "DISCARD", "d1": "important", "d2": " Local "}',
         'Sure! It is:\n```json\n{"d1": "IMPORTANT", "d2": "LOCAL", "d3": "DISCARD"}\n```\nBye.',
         'I see {3} texts [of them]. {"d1": "IMPORTANT", "d2": "LOCAL", "d3": "DISCARD"}',
-        '{"note": 1} {"d1": "IMPORTANT", "d2": "LOCAL", "d3": "DISCARD"} {"d1": "DISCARD"}',
+        '{"note": 1} {"d1": "IMPORTANT", "d2": "LOCAL", "d3": "DISCARD"} {"d1": "IMPORTANT"}',
+        '{"d1": "IMPORTANT"}\n{"d2": "LOCAL"}\n{"d3": "DISCARD"}',
+        'Here is the JSON object and nothing else:\n{"d1": "IMPORTANT", "d2": "LOCAL"}, {"d3":'
+        ' "DISCARD"}',
+        "The label for d1 is IMPORTANT.\nLabel of d2: LOCAL.\nd3: Definitely DISCARD.",
+        "d1: IMPORTANT (Wait Until Dark)\nd2: LOCAL (Wrong Turn)\nd3: DISCARD (No Country...)",
         '{"verdicts": {"d1": "IMPORTANT", "d2": "LOCAL", "d3": "DISCARD"}}',
         '{"verdicts": [{"id": "d2", "label": "LOCAL"}, {"id": "d1", "label": "IMPORTANT"},'
         ' {"id": "d3", "label": "DISCARD"}]}',
@@ -105,6 +110,12 @@ def test_lines_say_what_they_say_and_no_more(text, verdicts):
         ('{"d1": {"reason": "names her", "label": "IMPORTANT"}, "d2": {"label": "LO', "I.."),
         ('{"d1": {"reason": "it says \\"d2\\": \\"LOCAL\\"", "label": "IMPORTANT"}, "d3', "I.."),
         ('{"d1": "IMPORTANT", "d1": "LOCAL", "d2": "DISCARD", "d3": "DIS', ".D."),
+        ('{"d1": "IMPORTANT", "d2": "LOCAL"}\n{"d1": "DISCARD"}', ".L."),
+        (
+            '{"d1": {"label": "IMPORTANT", "negated": true}, "d2": {"label": "LOCAL", "ok": true}}',
+            ".L.",
+        ),
+        ('{"id": "d1", "label": "LOCAL", "correct": false}', "..."),
     ],
 )
 def test_json_counts_as_far_as_it_is_complete_and_agrees_with_itself(text, verdicts):
@@ -140,7 +151,33 @@ def test_one_document_needs_no_id_but_no_other_document_s_either(text, verdict):
     assert parse_verdicts(text, ["d1"]).get("d1") == verdict
 
 
+@pytest.mark.parametrize(
+    "lead",
+    [
+        "It is not true that\n",
+        "It is clear. Wrong answer would be:\n",
+        "Do not answer ",
+        "I will not say ",
+        "不要回答：",
+        "以下说法是错误的：\n",
+    ],
+)
+def test_labels_behind_a_denial_are_none(lead):
+    for text in (
+        '{"d1": "IMPORTANT", "d2": "LOCAL"}',
+        '{"d1": "IMPORTANT", "d2": "LOCAL", "d3": "DIS',
+        "```json\n" + '{"d1": "IMPORTANT"}\n```',
+        "\nd1: IMPORTANT\nd2: LOCAL",
+    ):
+        assert read(lead + text) == "...", text
+        assert read(f"{lead}so. {text}") != "...", text  # the sentence has ended
+    assert parse_verdicts(f"{lead}\nIMPORTANT".replace("\n\n", "\n"), ["d1"]) == {}
+    assert read('{"d2": "DISCARD"}\n' + lead + '{"d1": "IMPORTANT", "d2": "LOCAL"}') == ".D."
+
+
 NO_LABEL = """
+IMPORTANT, I would not say
+否，重要
 IMPORTANT is not the right label
 It would be wrong to call it IMPORTANT
 anything but DISCARD
