@@ -2,19 +2,20 @@
 
 Every alarm is a function of the lines of `metrics.jsonl` so far and of nothing else, so that a
 resumed run says what the uninterrupted one says. It looks at the mean of the last steps, since a
-step is often one group of one question: single steps prove nothing, and no alarm can come in the
-first seven.
+step is often one group of one question: single steps prove nothing, and but for `unjudged` no alarm
+can come in the first seven.
 
 | alarm | when |
 |---|---|
-| flat | all groups of the last 8 steps were equal |
+| flat | all groups of the last 8 steps were equal, and most of their actions were judged |
 | cut | nine of ten actions are cut at the length limit |
 | still | three moves of the optimiser in a row changed nothing, though groups differed |
 | kl | the last 3 steps lie far above the running median of the 20 before them |
 | entropy | a quarter of what it was in the first steps |
 | repeats | half of the clues are repeats, or a quarter more than in the first steps |
 | leaves | the clues' words stand in the state far less often than in the first steps |
-| invalid, unjudged | more than half of the actions |
+| invalid | more than half of the actions |
+| unjudged | the same, or nearly all actions of each of the last 3 steps |
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DISTINCT_LEFT = 0.75  # of the start; good runs stay above 0.95 of it
 GROUNDED_LEFT = 0.6  # of the start; the mean of WINDOW wobbles by about a tenth
 GROUNDED_START = 0.2  # below it, the clues never were in the state, and there is nothing to leave
 MOST = 0.5  # more than half
+UNJUDGED_STEPS, NEARLY_ALL = 3, 0.9  # no chance brings that about
 
 
 def holding(rows: Sequence[Row]) -> dict[str, str]:
@@ -71,9 +73,11 @@ def listed(rows: Iterable[Row]) -> str:
 
 
 def _flat(rows: Sequence[Row]) -> str | None:
-    last = _values(rows, "frac_reward_zero_std")[-FLAT_STEPS:]
-    if len(last) < FLAT_STEPS or min(last) < 1.0:
+    known = [row for row in rows if row.get("frac_reward_zero_std") is not None][-FLAT_STEPS:]
+    if len(known) < FLAT_STEPS or min(_values(known, "frac_reward_zero_std")) < 1.0:
         return None
+    if max(_values(known, "unjudged_share"), default=0.0) >= MOST:
+        return None  # groups with fewer than two rewards count as equal, and are not
     return (
         f"all groups are equal: in the last {FLAT_STEPS} steps all actions of a group had the "
         "same reward, so nothing was learnt; raise grpo.temperature or grpo.group_size, or take "
@@ -162,12 +166,16 @@ def _invalid(rows: Sequence[Row]) -> str | None:
 
 
 def _unjudged(rows: Sequence[Row]) -> str | None:
-    share = _recent(rows, "unjudged_share")
-    if share is None or share <= MOST:
+    share, steps = _recent(rows, "unjudged_share"), WINDOW
+    last = _values(rows, "unjudged_share")[-UNJUDGED_STEPS:]
+    if len(last) == UNJUDGED_STEPS and min(last) >= NEARLY_ALL:
+        share, steps = fmean(last), UNJUDGED_STEPS
+    elif share is None or share <= MOST:
         return None
     return (
-        f"most actions could not be judged: {share:.0%} in the last {WINDOW} steps; the checker "
-        "fails. Look at the section checker and at the server that it asks."
+        f"most actions could not be judged: {share:.0%} in the last {steps} steps, so they teach "
+        "nothing; the judge's answers cannot be read, or its server refuses the documents: "
+        "python -m rlkit check-judge shows what it says."
     )
 
 

@@ -70,7 +70,8 @@ CASES = {
     "leaves": ({"grounded_clue_ratio": 0.1}, "the clues leave the state", 25),
     # mean of ten: (10 - n) 0.1 + n 0.8 > 5, so n = 6
     "invalid": ({"invalid_share": 0.8}, "most actions are invalid", 26),
-    "unjudged": ({"unjudged_share": 0.9}, "most actions could not be judged", 26),  # n 0.9 > 5
+    "unjudged": ({"unjudged_share": 0.8}, "most actions could not be judged", 27),  # n 0.8 > 5
+    "all unjudged": ({"unjudged_share": 0.95}, "most actions could not be judged", 23),
 }
 
 
@@ -99,6 +100,16 @@ def test_flat_groups_alone_are_no_adapter_that_does_not_change():
     """Without a difference within groups a gradient of 0 is what there should be."""
     rows = steady(20) + steady(7, 21, grad_norm=0.0, frac_reward_zero_std=1.0)
     assert raised(rows) == []
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_groups_without_two_rewards_are_not_equal_but_unjudged(share):
+    """They have no spread either; raising the temperature would not help."""
+    rows = steady(12, frac_reward_zero_std=1.0, unjudged_share=share)
+    assert raised(rows) == [(3, "most actions could not be judged")]
+    assert "python -m rlkit check-judge" in alarms.begun(rows[:3])[0]
+    half = steady(12, frac_reward_zero_std=1.0, unjudged_share=0.25)
+    assert raised(half) == [(8, "all groups are equal")]
 
 
 def test_an_accumulation_counts_as_moved_by_all_of_its_steps():
