@@ -1,7 +1,8 @@
 """The command line, the same work as the notebooks without one: `python -m rlkit --help`.
 
-Exit codes: 0 done, 1 `check` found a failure, `collect` lost questions or `pipeline` ended at its
-threshold, 2 a mistake that the user can mend (one sentence on stderr), 130 interrupted.
+Exit codes: 0 done, 1 `check` found a failure, `check-judge` read no label, `collect` lost questions
+or `pipeline` ended at its threshold, 2 a mistake that the user can mend (one sentence on stderr),
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def _eval(options: argparse.Namespace) -> None:
         from rlkit.results.team_run import compare_teams
 
         teams = compare_teams(config, **chosen, progress=now_and_then(print))
-        print(f"{teams.table().to_string()}\n\n{teams.differences_table().to_string(index=False)}")
+        print(teams.text())
         return
     from rlkit.results.compare import evaluate_run
 
@@ -229,13 +230,14 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if "fail" in levels else 0
 
 
-def _check_judge(options: argparse.Namespace) -> None:
+def _check_judge(options: argparse.Namespace) -> int:
     config = _config(options)
     from rlkit.results.judge_check import check_judge
     from rlkit.results.judge_text import judge_text
 
     check, path = check_judge(config, options.samples)
     print(f"{judge_text(check)}\n\nkept in {path}")
+    return 0 if check.judged else 1
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -254,7 +256,8 @@ def _collect(options: argparse.Namespace) -> int:
         policies = collecting_policies(config, run, names)
     reports = collect_run(config, folder, policies, progress=now_and_then(print))
     for report in reports:
-        print(report)
+        if report.skipped == report.questions:  # the progress had nothing to say
+            print(report)
     print(f"rounds: {folder}")
     return 1 if any(report.failed for report in reports) else 0
 

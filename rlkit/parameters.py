@@ -317,7 +317,12 @@ class CheckerSection(Section):
     timeout: float = key(120.0, "a request may take", "seconds", gt=0, le=3600)
     max_retries: int = key(5, "a request that failed is sent again", "times", ge=0, le=100)
     patience: float = key(
-        600.0, "a server that does not answer at all is waited for", "seconds", ge=0, le=86400
+        600.0,
+        "a server that does not answer at all is waited for; a request that gets no answer fails "
+        "after about (max_retries + 1) * timeout + patience",
+        "seconds",
+        ge=0,
+        le=86400,
     )
 
 

@@ -163,7 +163,7 @@ def test_merge_lists_what_it_wrote(stand_in, capsys):
 
 
 def test_collect_records_into_the_run_and_counts_what_failed(stand_in, tmp_path, capsys):
-    report = types.SimpleNamespace(failed=0)
+    report = types.SimpleNamespace(failed=0, skipped=12, questions=12)
     calls = stand_in("rlkit.practice.collect_run", "collect_run", [report])
     arguments = ["collect", "--policy", "raw_question", "--max-questions", "12"]
     arguments += ["--set", f"output_root={tmp_path}"]

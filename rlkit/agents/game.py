@@ -46,13 +46,16 @@ class Game:
     None. Whoever fails with an AgentError may do better next time: such a round counts neither as
     played nor against `max_rounds`, but more than `max_failed_rounds` of them end the question as
     failed. Any other RlkitError ends it at once, but a ServerAwayError comes through, since no
-    other question could do better; all other exceptions are bugs and come through.
+    other question could do better; all other exceptions are bugs and come through. Once the
+    rounds are used up, the question is finished, even where the planner then gives no answer that
+    can be used; `unanswered` says why.
     """
 
     def __init__(self, team: Team, question: Question) -> None:
         self.team, self.question = team, question
         self.state: State | None = None
         self.final_answer: str | None = None
+        self.unanswered: str | None = None
         self.history: list[RoundFile] = []  # every round, failed or not, and what was before it
         self.played: list[RoundFile] = []  # the same without the failed ones
         self.failures: dict[int, str] = {}  # round -> reason
@@ -112,6 +115,7 @@ class Game:
             final_answer=self.final_answer,
             collector=self.team.collector,
             rounds=rounds,
+            **({"unanswered": self.unanswered} if self.unanswered else {}),
             **({"agents": agents} if agents else {}),
         )
         return Recorded(meta, self.history)
@@ -151,8 +155,14 @@ class Game:
         self.plan = Plan(ANSWER, "")
         if not hasattr(planner, "answer"):
             return self.plan
-        with self.team.turn(planner):
-            return Plan(ANSWER, "", planner.answer(text, self.played))
+        try:
+            with self.team.turn(planner):
+                return Plan(ANSWER, "", planner.answer(text, self.played))
+        except ServerAwayError:
+            raise
+        except AgentError as error:
+            self.unanswered = _reason(error)
+            return self.plan
 
     def _file(self, file: RoundFile) -> None:
         self.history.append(file)
@@ -168,7 +178,7 @@ class Game:
         )
         number, seen = before.round + 1, before.seen_docids
         self.history.append(_round_file(number, self.plan, clues, tables, seen, ()))
-        self.failures[number] = shorten(one_line(str(error)), MAX_REASON)
+        self.failures[number] = _reason(error)
         may_do_better = isinstance(error, AgentError)
         self.lost = not may_do_better or len(self.failures) > self.team.max_failed_rounds
 
@@ -197,6 +207,11 @@ class Game:
         )
         now_seen = before.seen_docids + tuple(item.document.docid for item in read)
         return _round_file(before.round + 1, self.plan, clues, tables, now_seen, results)
+
+
+def _reason(error: RlkitError) -> str:
+    """Why an agent failed, as it is recorded."""
+    return shorten(one_line(str(error)), MAX_REASON)
 
 
 def _round_file(

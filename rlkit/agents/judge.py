@@ -3,13 +3,17 @@ request, each once per question and subgoal, ever.
 
 Verdicts are looked up in the cache first. What it lacks is asked for in batches, and every answer
 is kept as it arrives, whatever happens to the others. A document that an answer leaves out, or
-labels in a way that cannot be read, is asked for again in a smaller batch, then alone, and is
-then unjudged. No server is asked, nor looked for, while the cache knows all."""
+labels in a way that cannot be read, or that stands in a request that the server refuses (as a
+content filter does), is asked for again in a smaller batch, then alone, and is then unjudged. A
+server that refuses everything ends the work. No server is asked, nor looked for, while the cache
+knows all."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from rlkit.agents.judge_prompts import (
     verdict_schema,
 )
 from rlkit.agents.llm import ChatClient, ContextLengthError, Reply, ServerReport
-from rlkit.agents.llm_faults import RefusedError
+from rlkit.agents.llm_faults import PromptRefusedError, RefusedError
 from rlkit.agents.verdict_cache import Judged, VerdictCache, verdict_key
 from rlkit.agents.verdicts import parse_verdicts
 from rlkit.errors import AgentError, ServerAwayError
@@ -37,6 +41,8 @@ TOKENS_A_DOCUMENT, TOKENS_AROUND = 24, 64  # of an answer
 TOKENS_TO_EXPLAIN = 256  # more, when asked again
 TOKENS_TO_THINK = 2048  # more, where thinking cannot be switched off
 TOKENS_OF_RULES = 500  # of a request, besides documents, question and subgoal
+REFUSALS = 8  # without one reply; then it is asked about something harmless
+HARMLESS = "Paris is the capital of France."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,13 @@ class LLMChecker:
         self._looked_up = self._known = 0  # documents since take_metrics
         self._asked_for: dict[str, threading.Event] = {}  # key of a document -> the call's end
         self._told: set[str] = set()
+        self._replies = self._refusals = 0  # of requests with documents
+        self._failed: tuple[float, AgentError] | None = None  # the last look in vain, and when
+
+    @property
+    def label(self) -> str | None:
+        """Who judges, as records name it; None until it is known."""
+        return self._model and f"llm {self._model}, prompt {PROMPT_VERSION}"
 
     @classmethod
     def from_config(cls, config: Any, log: Callable[[str], None] = print) -> LLMChecker:
@@ -108,7 +121,7 @@ class LLMChecker:
         first document that the cache lacks waits for the server, or raises RefusedError.
         """
         before = self.cache.served_model(self.address)
-        with self._looking:
+        with self._look():
             if self._report is not None:
                 return
             try:
@@ -171,8 +184,8 @@ class LLMChecker:
 
     def judge_anew(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
         """As `check`, but past the cache: it is neither read nor written. In the given order."""
+        self._look_at_server()  # first: the cache does not tell who judges
         cards = self._cards(state, documents)
-        self._look_at_server()
         found = self._ask(state, cards, lambda state, found: found)
         return {card.docid: found.get(card) for card in cards}
 
@@ -214,7 +227,7 @@ class LLMChecker:
     def judge_name(self) -> str:
         """The judge's name. Where the parameters name none, a server is looked for; without one,
         the name that it gave last holds, so that known verdicts can be replayed."""
-        with self._looking:
+        with self._look():
             if self._model is None:
                 try:
                     self._model = self._met(self._probed()).model
@@ -231,15 +244,29 @@ class LLMChecker:
 
     # ---- asking
 
+    @contextmanager
+    def _look(self) -> Iterator[None]:
+        """One thread looks at the server; where that fails, it fails for those that wait, too."""
+        began = time.monotonic()
+        with self._looking:
+            if self._failed is not None and self._failed[0] > began:
+                raise self._failed[1]
+            try:
+                yield
+            except AgentError as error:
+                self._failed = time.monotonic(), error
+                raise
+
     def _look_at_server(self) -> ServerReport:
         """Probe the server before it is asked for the first time; one that is away is waited for,
         as `checker.patience` says."""
-        with self._looking:
+        with self._look():
             if self._report is None:
                 try:
                     report = self._probed()
                 except AgentError as error:
                     report = self._awaited(error)
+                self._model = self._model or report.model
                 if report.model != self._model:
                     raise RefusedError(
                         f"verdicts of {self._model} were taken from the cache, since no server "
@@ -286,11 +313,12 @@ class LLMChecker:
         """Verdicts of the documents that the judge labels: asked for in batches, then in smaller
         ones, then alone."""
         found: dict[_Card, Verdict] = {}
+        refused: set[_Card] = set()  # even alone
         left = list(cards)
         for attempt, size in enumerate(self._sizes()):
             if left:
-                self._ask_once(state, left, size, attempt, keep, found)
-                left = [card for card in left if card not in found]
+                refused |= self._ask_once(state, left, size, attempt, keep, found)
+                left = [card for card in left if card not in found and card not in refused]
         if left:
             self._say_once(
                 f"the judge gave no label that can be read for {len(left)} of {len(cards)} "
@@ -311,18 +339,19 @@ class LLMChecker:
         attempt: int,
         keep: Keep,
         found: dict[_Card, Verdict],
-    ) -> None:
-        """Send requests for all cards at once, and put what their answers say into `found`."""
+    ) -> set[_Card]:
+        """Send requests for all cards at once, and put what their answers say into `found`; the
+        cards that were refused alone."""
         question, subgoal = asked_line(state.question), asked_line(state.subgoal)
         language = self._language_of(state)
         tokens = self._answer_tokens(size, attempt)
         batches = balanced(cards, min(size, self._fitting(cards, question + subgoal, tokens)))
-        failures: list[AgentError] = []
+        failures: list[tuple[list[_Card], AgentError]] = []
 
         def on_reply(index: int, reply: Reply | AgentError) -> None:
             batch = batches[index]
             if isinstance(reply, AgentError):
-                failures.append(reply)
+                failures.append((batch, reply))
                 return
             named = dict(zip(ids_of(batch), batch, strict=True))
             labels = parse_verdicts(reply.text, list(named))
@@ -338,14 +367,41 @@ class LLMChecker:
             schema=verdict_schema(min(sizes), max(sizes), language),
             shorten=max(sizes) == 1,  # it takes away the middle: of several, whole documents
         )
-        self._check_failures(failures)
+        self._replies += len(batches) - len(failures)
+        return self._refused(failures, language)
 
-    def _check_failures(self, failures: Sequence[AgentError]) -> None:
-        """A document that is too long for the judge stays unjudged; all else ends the work."""
-        for failure in failures:
-            if not isinstance(failure, ContextLengthError):
+    def _refused(
+        self, failures: Sequence[tuple[list[_Card], AgentError]], language: str
+    ) -> set[_Card]:
+        """Of the requests that failed, the documents that were refused alone: they stay unjudged,
+        as one does that is too long for the judge. Raises all other failures."""
+        refused: set[_Card] = set()
+        for batch, failure in failures:
+            if isinstance(failure, ContextLengthError):
+                self._say_once(
+                    f"the judge: its server refuses {failure.seen}; lower "
+                    "checker.max_document_chars, or serve the model with a longer context."
+                )
+            elif not isinstance(failure, PromptRefusedError):
                 raise failure
-            self._say_once(f"the judge: {failure}")
+            elif len(batch) == 1:
+                refused.add(batch[0])
+        of_prompts = [(b, f) for b, f in failures if isinstance(f, PromptRefusedError)]
+        self._refusals += len(of_prompts)
+        if not self._replies and self._refusals >= REFUSALS:
+            self._ask_about_something_harmless(language)
+        for batch, failure in of_prompts:
+            if len(batch) == 1 and batch[0].docid not in self._told:
+                self._told.add(batch[0].docid)
+                self.log(f"the judge: {batch[0].docid} stays unjudged: {failure}")
+        return refused
+
+    def _ask_about_something_harmless(self, language: str) -> None:
+        """Raises the error of a server that refuses even that: no document is to blame."""
+        document = shown("Paris", HARMLESS, language, self.max_document_chars)
+        messages = judge_messages("What is the capital of France?", "", [document], language)
+        self.client.chat(messages, max_tokens=TOKENS_AROUND)
+        self._replies += 1
 
     def _answer_tokens(self, size: int, attempt: int) -> int:
         """The longest answer; later tries leave room for a judge that explains itself."""

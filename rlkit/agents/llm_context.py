@@ -51,7 +51,10 @@ _LIGHT_WEIGHT = 1 / 3.5  # tokens a Latin letter or blank; digits, signs and oth
 
 
 class ContextLengthError(AgentError):
-    """The prompt does not fit into the model's context, and was or could not be shortened."""
+    """The prompt does not fit into the model's context, and was or could not be shortened; `seen`
+    is what the server said of it."""
+
+    seen = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +124,13 @@ def shorten(
 
 
 def refusal(overflow: Overflow) -> ContextLengthError:
-    return ContextLengthError(
-        f"the server refuses {overflow}; send less (checker.batch_size, "
-        "checker.max_document_chars, executor.max_prompt_tokens), or serve the model with a "
-        "longer context."
+    error = ContextLengthError(
+        f"the server refuses {overflow}; send less (checker.max_document_chars, "
+        "data.agent_prompt_tokens, executor.max_prompt_tokens), or serve the model with a longer "
+        "context."
     )
+    error.seen = str(overflow)
+    return error
 
 
 def _longest(messages: Messages) -> int | None:

@@ -24,6 +24,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds
 GATEWAY = (502, 503, 504)  # said by what stands in front of a server that is away or loading
 RETRIED = (408, 429)  # of the 4xx
 REFUSED = (401, 404)  # a wrong key, a model that is not there: the same for every request
+OF_PROMPTS = (400, 413, 422)  # said of what a request holds: a filter, a size
 KEYS = ("RLKIT_API_KEY", "OPENAI_API_KEY")  # of the environment; the first that is set
 PLACEHOLDER = "none"  # a local server wants no key, the client library wants one
 
@@ -37,6 +38,10 @@ _CONTROL = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029]+")
 
 class RefusedError(ServerAwayError):
     """A server wants another key, or has another model: every request would meet the same."""
+
+
+class PromptRefusedError(AgentError):
+    """A server refuses what stands in a prompt; another prompt may fare better."""
 
 
 @dataclass(frozen=True, slots=True)

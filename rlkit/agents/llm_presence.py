@@ -58,7 +58,8 @@ class Presence:
                 if time.monotonic() - looked < _STILL:
                     raise self._gone_error(why)
             while True:
-                models = await self._wire.models(LOOK)
+                left = LOOK if self._away_since is None else max(1.0, patience - self._gone())
+                models = await self._wire.models(min(LOOK, left))
                 if not isinstance(models, Fault) or not (models.away or models.gateway):
                     return self.seen()
                 self._still_away(models if models.gateway else fault, patience)

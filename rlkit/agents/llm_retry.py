@@ -12,7 +12,14 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rlkit.agents.llm_context import read_overflow, refusal, shorten
-from rlkit.agents.llm_faults import RETRY_AFTER_CAP, Fault, RefusedError, wait_before
+from rlkit.agents.llm_faults import (
+    OF_PROMPTS,
+    RETRY_AFTER_CAP,
+    Fault,
+    PromptRefusedError,
+    RefusedError,
+    wait_before,
+)
 from rlkit.agents.llm_presence import LOOK, Presence
 from rlkit.agents.llm_reply import Reply
 from rlkit.agents.llm_wire import Request, Wire
@@ -201,7 +208,8 @@ class Requester:
         elif fault.status == 404:
             name = "" if self.model is None else f" and the model's name, {self.model!r}"
             hint = f"; check the address{name}"
-        kind = RefusedError if fault.refused else AgentError
+        kind = PromptRefusedError if fault.status in OF_PROMPTS else AgentError
+        kind = RefusedError if fault.refused else kind
         return kind(f"{self.address} gave no reply{often}: {fault.text}{hint}.")
 
     def _say_once(self, line: str) -> None:

@@ -76,6 +76,11 @@ class JudgeCheck:
         return found
 
     @property
+    def judged(self) -> bool:
+        """Whether there is any label that could be read."""
+        return any(row[name] is not None for row in self.rows for name in PASSES)
+
+    @property
     def unjudged(self) -> Share:
         """Of all labels that were asked for."""
         missing = sum(row[name] is None for row in self.rows for name in PASSES)
@@ -227,7 +232,7 @@ def labelled(checker: DocumentChecker, gold: GoldChecker, sample: Sample) -> lis
         passes = [
             list(pool.map(lambda item: label(*item), items)) for items in (sample, sample, reverse)
         ]
-    except KeyboardInterrupt:  # else the threads would be waited for, and they wait for a server
+    except BaseException:  # else the threads would be waited for, and they wait for a server
         close(checker)
         raise
     finally:

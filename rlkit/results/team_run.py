@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.agents.recording import CollectReport, collect, now_and_then
+from rlkit.agents.served import served_policy
 from rlkit.errors import RunError
 from rlkit.library.corpus import Question
 from rlkit.practice.collect_run import build_team, close
@@ -42,8 +43,11 @@ def compare_teams(
     the comparison in the run's folder. Planner, judge and entity manager are those of `config`.
 
     `baseline` and `checkpoints` choose among the policies as in `evaluate_run`. Raises RunError
-    where the split holds no question.
+    where the split holds no question, and, before anything is played, AgentError where the server
+    of `served`, or its model, is not there.
     """
+    if "served" in config.evaluation.policies and (baseline or not checkpoints):
+        close(served_policy(config, prompt_counter(config), log=lambda line: None))
     run = open_run(config)
     task = build_search_task(
         config, run, progress=now_and_then(log), count_tokens=prompt_counter(config)

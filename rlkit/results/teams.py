@@ -210,6 +210,16 @@ class TeamComparison:
                 rows.append(row | {"verdict": found.verdict})
         return pd.DataFrame(rows, columns=["teams", "metric", "difference", "verdict"])
 
+    def text(self) -> str:
+        """Both tables, to print."""
+        differences = self.differences_table()
+        compared = (
+            "one team only, nothing to compare"
+            if differences.empty
+            else differences.to_string(index=False)
+        )
+        return f"{self.table().to_string()}\n\n{compared}"
+
     def save(self, path: str | Path) -> Path:
         """Write `teams.json` (schema 1) so that it appears whole; NaN becomes null."""
         return write_json(

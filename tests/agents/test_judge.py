@@ -458,8 +458,10 @@ def test_a_document_that_fits_into_no_context_stays_unjudged(serving, checker):
         return Answer(json.dumps(labels(body)))
 
     server = serving(Judge(tiny))
-    found = checker(server.url).check(ASKED, NINE[:3])
-    assert found == truth(NINE[:3]) | {"doc-1": None}
+    one = checker(server.url)
+    assert one.check(ASKED, NINE[:3]) == truth(NINE[:3]) | {"doc-1": None}
+    (line,) = [line for line in one.said if "context" in line and "lower" in line]
+    assert "checker.max_document_chars" in line and "executor" not in line
 
 
 # ---- errors and ends
@@ -469,7 +471,6 @@ def test_a_document_that_fits_into_no_context_stays_unjudged(serving, checker):
     ("answer", "said"),
     [
         (Answer(status=401, error="wrong key sk-geheim-1234567890"), "RLKIT_API_KEY"),
-        (Answer(status=400, error="bad"), "HTTP 400: bad"),
         (Answer(status=429, headers={"Retry-After": "600"}), "asks to wait 600 s"),
     ],
 )
@@ -486,6 +487,84 @@ def test_an_error_ends_the_work_after_all_that_came_is_kept(serving, checker, an
     judge.asked.clear()
     assert one.check(ASKED, NINE) == truth(NINE)
     assert len(judge.asked) == 3
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_document_that_is_refused_stays_unjudged_and_the_others_are_judged(
+    serving, checker, batch_size, status, monkeypatch
+):
+    monkeypatch.setenv("RLKIT_API_KEY", "geheim-1")
+
+    def filtered(body, n):
+        if "near" in "".join(fenced(body).values()):
+            return Answer(status=status, error="content filter\n\x1b[31m geheim-1")
+        return Answer(json.dumps(labels(body)))
+
+    server = serving(judge := Judge(filtered))
+    one = checker(server.url, batch_size=batch_size)
+    given = documents(*("good one", "far three") * 4, "near two")
+    assert one.check(ASKED, given) == truth(given) | {"doc-8": None}
+    alone = [body for body in judge.asked if list(fenced(body).values()) == ["near two"]]
+    assert len(alone) == 1
+    assert one.check(ASKED, given)["doc-8"] is None  # asked for again, and not told again
+    (line,) = [line for line in one.said if "stays unjudged" in line]
+    assert "doc-8 stays unjudged" in line and f"HTTP {status}: content filter" in line
+    assert "geheim" not in line and "\n" not in line and "\x1b" not in line
+    assert len(one.cache) == 8
+
+
+def test_a_server_that_refuses_everything_ends_the_work_with_its_words(serving, checker):
+    server = serving(judge := Judge(lambda body, n: Answer(status=400, error="no system role")))
+    with pytest.raises(AgentError, match="HTTP 400: no system role"):
+        checker(server.url).check(ASKED, NINE)
+    assert 8 <= len(judge.asked) <= 3 + 6 + 1  # threes, pairs, and something harmless
+
+
+def test_a_question_all_of_whose_documents_are_refused_ends_nothing(serving, checker):
+    """As where a filter dislikes the question itself; the server answers about another one."""
+
+    def filtered(body, n):
+        if "Elm Row" in body["messages"][-1]["content"]:
+            return Answer(status=400, error="content filter")
+        return Answer('{"d1": "DISCARD"}')
+
+    server = serving(Judge(filtered))
+    assert set(checker(server.url).check(ASKED, NINE).values()) == {None}
+
+
+def test_threads_that_wait_for_a_look_at_the_server_share_its_failure(serving, checker):
+    """A server that takes requests and never answers: 4 short questions, each twice, and one more
+    `max_retries` + 1 times, whoever waits."""
+    server = serving(lambda body, n: Answer(delay=60.0))
+    one = checker(server.url, model=None, timeout=0.4, max_retries=2, patience=1.0)
+    failed: list[str] = []
+
+    def ask(number: int) -> None:
+        with pytest.raises(AgentError, match="no answer within") as caught:
+            one.judge_anew(replace(ASKED, subgoal=str(number)), NINE)
+        failed.append(str(caught.value))
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(failed) == 8 and len(set(failed)) == 1
+    assert len(server.requests) <= 4 * 2 + 3
+    assert len(one.said) == len(set(one.said))
+    server.script = Judge()  # who asks later looks anew
+    assert one.judge_anew(ASKED, NINE) == truth(NINE)
+
+
+def test_past_the_cache_nobody_is_said_to_be_taken_from_it(serving, checker):
+    server = serving(Judge())
+    checker(server.url, model=None).check(ASKED, NINE)
+    server.stop()
+    one = checker(server.url, model=None)
+    with pytest.raises(ServerAwayError):
+        one.judge_anew(ASKED, NINE)
+    assert one.said and not any("from the cache" in line for line in one.said)
 
 
 def test_a_server_that_does_not_serve_the_judge_is_refused_before_it_is_asked(serving, checker):
@@ -629,7 +708,7 @@ def test_what_another_thread_failed_to_get_is_asked_for_again(serving, checker):
         if n == 0:
             under_way.set()
             time.sleep(0.2)
-            return Answer(status=400, text="no")
+            return Answer(status=403, text="no")
         return Answer(json.dumps(labels(body)))
 
     server = serving(Judge(answer))

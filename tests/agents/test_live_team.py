@@ -89,7 +89,11 @@ def test_three_agents_play_a_question_to_its_answer(question, first, second, mak
     assert {row.docid: row.verdict for row in rounds[2].results}[person] == "IMPORTANT"
     row = next(row for row in rounds[1].entity_table if row.name == maker)
     assert (row.type, row.docids) == ("person", (house,))
-    assert meta.agents == {"planner": "llm toy, prompt 2", "entities": "llm toy, prompt 2"}
+    assert meta.agents == {
+        "planner": "llm toy, prompt 2",
+        "entities": "llm toy, prompt 2",
+        "checker": "llm toy, prompt 1",
+    }
     asked = [role for role, _ in groupby(map(role_of, server.requests)) if role != "probe"]
     assert asked == ["planner", "checker", "entities", "planner", "checker", "entities", "planner"]
 
@@ -103,6 +107,24 @@ def test_the_answer_is_asked_for_when_the_rounds_are_used_up(tmp_path):
     with playing(planner=eager) as server:
         meta, _ = live_team(server, tmp_path, max_rounds=2).play(QUESTIONS[0])
     assert (len(meta.rounds), meta.status, meta.final_answer) == (2, "finished", "perhaps")
+
+
+@pytest.mark.parametrize("end", ["search", "nonsense", "500"])
+def test_a_question_whose_rounds_are_used_up_is_finished_whatever_the_planner_says(end, tmp_path):
+    search = {"strategy": "SEARCH", "subgoal": "Find Elm0 Row", "answer": ""}
+    last = {"search": search, "nonsense": "I am a model.", "500": Answer(status=500)}[end]
+
+    def planner(body):
+        return last if "No rounds are left" in user_of(body) else search
+
+    with playing(planner=planner) as server:
+        team = live_team(server, tmp_path, max_rounds=2)
+        report = collect(team, QUESTIONS[:1], tmp_path / "rounds")
+        again = collect(team, QUESTIONS[:1], tmp_path / "rounds")
+    assert (report.failed, report.failed_rounds, again.skipped) == (0, 0, 1)
+    meta = json.loads((tmp_path / "rounds/q00/run_001/meta.json").read_text())
+    assert (meta["status"], meta.get("final_answer"), len(meta["rounds"])) == ("finished", None, 2)
+    assert meta["unanswered"]
 
 
 def test_a_planner_may_answer_before_any_round(tmp_path):

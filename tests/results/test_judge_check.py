@@ -218,6 +218,14 @@ def test_the_command_prints_tables_and_a_sentence(config, tmp_path, capsys):
     assert f"kept in {tmp_path / 'judge_check.json'}" in out
 
 
+def test_the_command_fails_where_no_label_could_be_read(tmp_path, capsys):
+    with FaultServer(Judge(nonsense)) as server:
+        changes = [f"model.vllm_base_url={server.url}", f"output_root={tmp_path}"]
+        arguments = ["--params", str(PARAMS), "--samples", "4", "--set", "checker.kind=llm"]
+        assert cli.main(["check-judge", *arguments, *changes]) == 1
+    assert "no document was judged twice" in capsys.readouterr().out
+
+
 def test_a_missing_server_is_one_sentence_of_the_command(tmp_path, capsys):
     changes = [f"output_root={tmp_path}", "checker.patience=0", "checker.max_retries=0",
                "model.vllm_base_url=http://127.0.0.1:9/v1", "checker.kind=llm"]  # fmt: skip

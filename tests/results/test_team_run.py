@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlkit import cli
+from rlkit.agents.llm_faults import RefusedError
 from rlkit.config import RunConfig
 from rlkit.practice.task import build_search_task
 from rlkit.results.team_run import compare_teams, identity
@@ -118,7 +119,16 @@ def test_eval_teams_takes_the_policies_by_name_and_prints_the_table(root, capsys
         assert cli.main([*arguments, "--set", *changes]) == 0
     out = capsys.readouterr().out
     assert "served Executor" in out and "Discovery after round 1" in out
+    assert "one team only, nothing to compare" in out and "Empty DataFrame" not in out
     assert load_teams(root / "debug" / "teams.json").facts["questions"] == 2
+
+
+def test_a_served_model_that_is_not_there_is_said_before_anything_is_played(tmp_path):
+    with FaultServer(write_names, models=["merged"]) as server:
+        given = config(tmp_path, server, "executor.served_model=nosuch")
+        with pytest.raises(RefusedError, match="does not serve 'nosuch'"):
+            compare_teams(given, log=lambda _: None)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("by_name", [True, False])
@@ -130,7 +140,7 @@ def test_collect_lets_the_served_executor_record_rounds(by_name, tmp_path, capsy
         arguments = ["collect", "--params", "params/debug.yaml", *named]
         assert cli.main([*arguments, "--set", *changes]) == 0
         assert any(is_prompt(body) for body in server.requests)
-    assert "served: 12 of 12 questions played" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("served: 12 of 12 questions played") == 1
 
 
 def test_training_records_its_own_rounds_with_the_served_executor(tmp_path):
