@@ -103,7 +103,7 @@ def judge_all(url: str, cache: str | Path, options: argparse.Namespace) -> dict[
     checker = LLMChecker(client, VerdictCache(cache), model="judge", batch_size=1, log=_quiet)
     probing = time.perf_counter()
     if len(checker.cache) < options.documents:
-        checker._look_at_server()
+        checker.look_at_server()
     probed, watch = time.perf_counter() - probing, Stopwatch()
     verdicts = checker.check(STATE, documents(options.documents))
     taken = watch.read()

@@ -11,9 +11,7 @@ knows all."""
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,12 @@ from rlkit.agents.judge_prompts import (
     shown,
     verdict_schema,
 )
+from rlkit.agents.judge_server import JudgeServer
 from rlkit.agents.llm import ChatClient, ContextLengthError, Reply, ServerReport
 from rlkit.agents.llm_faults import PromptRefusedError, RefusedError
 from rlkit.agents.verdict_cache import Judged, VerdictCache, verdict_key
 from rlkit.agents.verdicts import parse_verdicts
-from rlkit.errors import AgentError, ServerAwayError
+from rlkit.errors import AgentError
 from rlkit.library.corpus import Document
 from rlkit.library.tokenize import dominant_language
 from rlkit.rounds.state import State, Verdict
@@ -80,21 +79,20 @@ class LLMChecker:
         max_document_chars: int = 2000,
         log: Callable[[str], None] = print,
     ) -> None:
-        self.client, self.cache, self.address, self.log = client, cache, address, log
+        self.client, self.cache, self.log = client, cache, log
         self.language, self.batch_size = language, batch_size
         self.max_document_chars = max_document_chars
-        self._model, self._report = model, None
-        self._looking, self._counting = threading.Lock(), threading.Lock()
+        self.server = JudgeServer(client, cache, model, address, log)
+        self._counting = threading.Lock()
         self._looked_up = self._known = 0  # documents since take_metrics
         self._asked_for: dict[str, threading.Event] = {}  # key of a document -> the call's end
-        self._told: set[str] = set()
         self._replies = self._refusals = 0  # of requests with documents
-        self._failed: tuple[float, AgentError] | None = None  # the last look in vain, and when
 
     @property
     def label(self) -> str | None:
         """Who judges, as records name it; None until it is known."""
-        return self._model and f"llm {self._model}, prompt {PROMPT_VERSION}"
+        model = self.server.model
+        return None if model is None else f"llm {model}, prompt {PROMPT_VERSION}"
 
     @classmethod
     def from_config(cls, config: Any, log: Callable[[str], None] = print) -> LLMChecker:
@@ -113,27 +111,12 @@ class LLMChecker:
         )
 
     def prepare(self) -> None:
-        """Open the cache and look at the server, before any question is played or practised on.
+        """See `JudgeServer.prepare`."""
+        self.server.prepare()
 
-        Raises DataError where the cache cannot be used, AgentError where the server refuses, or
-        gives no sound reply. One that is away may come back, and may not be needed; one that has
-        judged for this cache before may not be needed either: the log says what is wrong, and the
-        first document that the cache lacks waits for the server, or raises RefusedError.
-        """
-        before = self.cache.served_model(self.address)
-        with self._look():
-            if self._report is not None:
-                return
-            try:
-                report = self._probed()
-            except AgentError as error:
-                needed = before is None or self._model not in (None, before)
-                if needed and not _is_away(error):
-                    raise
-                return self._say_awaited(error)
-            self._model = self._model or report.model
-            if report.model == self._model:
-                self._met(report)
+    def look_at_server(self) -> ServerReport:
+        """See `JudgeServer.look`."""
+        return self.server.look()
 
     def check(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
         """docid -> verdict, None where the judge gave none that could be read.
@@ -171,7 +154,7 @@ class LLMChecker:
             return {}
         try:
             self.cache.refuse_if_read_only()  # before a request is spent
-            self._look_at_server()
+            self.look_at_server()
             found = self._ask(state, list(mine.values()), self._kept)
             return {card.key: verdict for card, verdict in found.items()}
         finally:
@@ -184,7 +167,7 @@ class LLMChecker:
 
     def judge_anew(self, state: State, documents: Sequence[Document]) -> dict[str, Verdict | None]:
         """As `check`, but past the cache: it is neither read nor written. In the given order."""
-        self._look_at_server()  # first: the cache does not tell who judges
+        self.look_at_server()  # first: the cache does not tell who judges
         cards = self._cards(state, documents)
         found = self._ask(state, cards, lambda state, found: found)
         return {card.docid: found.get(card) for card in cards}
@@ -225,89 +208,10 @@ class LLMChecker:
 
     @property
     def judge_name(self) -> str:
-        """The judge's name. Where the parameters name none, a server is looked for; without one,
-        the name that it gave last holds, so that known verdicts can be replayed."""
-        with self._look():
-            if self._model is None:
-                try:
-                    self._model = self._met(self._probed()).model
-                except AgentError as error:
-                    self._model = self.cache.served_model(self.address)
-                    if self._model is None:
-                        self._model = self._met(self._awaited(error)).model
-                    else:
-                        self.log(
-                            f"the judge: {error} Verdicts of {self._model}, which was served last, "
-                            "are taken from the cache."
-                        )
-            return self._model
+        """The judge's name, see `JudgeServer.name`."""
+        return self.server.name
 
     # ---- asking
-
-    @contextmanager
-    def _look(self) -> Iterator[None]:
-        """One thread looks at the server; where that fails, it fails for those that wait, too."""
-        began = time.monotonic()
-        with self._looking:
-            if self._failed is not None and self._failed[0] > began:
-                raise self._failed[1]
-            try:
-                yield
-            except AgentError as error:
-                self._failed = time.monotonic(), error
-                raise
-
-    def _look_at_server(self) -> ServerReport:
-        """Probe the server before it is asked for the first time; one that is away is waited for,
-        as `checker.patience` says."""
-        with self._look():
-            if self._report is None:
-                try:
-                    report = self._probed()
-                except AgentError as error:
-                    report = self._awaited(error)
-                self._model = self._model or report.model
-                if report.model != self._model:
-                    raise RefusedError(
-                        f"verdicts of {self._model} were taken from the cache, since no server "
-                        f"answered, and now {report.model} is served; name the judge in "
-                        "model.checker_model."
-                    )
-                self._met(report)
-            return self._report
-
-    def _met(self, report: ServerReport) -> ServerReport:
-        """Take note of the server that will be asked."""
-        self.log(f"the judge: {report}")
-        self._report = report
-        return report
-
-    def _awaited(self, error: AgentError) -> ServerReport:
-        """What the probe finds once the server is there, after the probe's `error`; raises
-        RefusedError where it then fails again, since no document would fare better."""
-        if isinstance(error, RefusedError):
-            raise error
-        self._say_awaited(error)
-        self.client.wait_until_there()
-        try:
-            self.client.chat([{"role": "user", "content": "Say hello."}], max_tokens=8)
-            return self._probed()
-        except ServerAwayError:
-            raise
-        except AgentError as again:
-            raise RefusedError(str(again)) from None
-
-    def _say_awaited(self, error: AgentError) -> None:
-        """Say once what is wrong with the server, and what follows."""
-        patience = self.client.limits.patience
-        waiting = f" A document that no verdict is kept of waits for it, up to {patience:.0f} s."
-        self._say_once(f"the judge: {error}{waiting if _is_away(error) else ''}")
-
-    def _probed(self) -> ServerReport:
-        report = self.client.probe()
-        if self.address:
-            self.cache.note_served(self.address, report.model)
-        return report
 
     def _ask(self, state: State, cards: Sequence[_Card], keep: Keep) -> dict[_Card, Verdict]:
         """Verdicts of the documents that the judge labels: asked for in batches, then in smaller
@@ -320,7 +224,7 @@ class LLMChecker:
                 refused |= self._ask_once(state, left, size, attempt, keep, found)
                 left = [card for card in left if card not in found and card not in refused]
         if left:
-            self._say_once(
+            self.server.say_once(
                 f"the judge gave no label that can be read for {len(left)} of {len(cards)} "
                 "documents; they stay unjudged (metric: unjudged_share)"
             )
@@ -377,35 +281,39 @@ class LLMChecker:
         as one does that is too long for the judge. Raises all other failures."""
         refused: set[_Card] = set()
         for batch, failure in failures:
-            if isinstance(failure, ContextLengthError):
-                self._say_once(
+            alone = len(batch) == 1
+            if isinstance(failure, ContextLengthError) and alone:
+                self.server.say_once(
                     f"the judge: its server refuses {failure.seen}; lower "
                     "checker.max_document_chars, or serve the model with a longer context."
                 )
-            elif not isinstance(failure, PromptRefusedError):
+            elif not isinstance(failure, (ContextLengthError, PromptRefusedError)):
                 raise failure
-            elif len(batch) == 1:
+            elif isinstance(failure, PromptRefusedError) and alone:
                 refused.add(batch[0])
         of_prompts = [(b, f) for b, f in failures if isinstance(f, PromptRefusedError)]
         self._refusals += len(of_prompts)
         if not self._replies and self._refusals >= REFUSALS:
             self._ask_about_something_harmless(language)
         for batch, failure in of_prompts:
-            if len(batch) == 1 and batch[0].docid not in self._told:
-                self._told.add(batch[0].docid)
-                self.log(f"the judge: {batch[0].docid} stays unjudged: {failure}")
+            if len(batch) == 1:
+                line = f"the judge: {batch[0].docid} stays unjudged: {failure}"
+                self.server.say_once(line, kind=batch[0].docid)
         return refused
 
     def _ask_about_something_harmless(self, language: str) -> None:
-        """Raises the error of a server that refuses even that: no document is to blame."""
+        """Raises RefusedError where the server refuses even that: no document is to blame."""
         document = shown("Paris", HARMLESS, language, self.max_document_chars)
         messages = judge_messages("What is the capital of France?", "", [document], language)
-        self.client.chat(messages, max_tokens=TOKENS_AROUND)
+        try:
+            self.client.chat(messages, max_tokens=TOKENS_AROUND)
+        except PromptRefusedError as error:
+            raise RefusedError(str(error)) from None
         self._replies += 1
 
     def _answer_tokens(self, size: int, attempt: int) -> int:
         """The longest answer; later tries leave room for a judge that explains itself."""
-        report = self._look_at_server()
+        report = self.look_at_server()
         tokens = TOKENS_AROUND + TOKENS_A_DOCUMENT * size + TOKENS_TO_EXPLAIN * (attempt > 0)
         tokens += TOKENS_TO_THINK if report.thinks else 0
         return min(tokens, report.context // 2) if report.context else tokens
@@ -413,7 +321,7 @@ class LLMChecker:
     def _fitting(self, cards: Sequence[_Card], asked: str, tokens: int) -> int:
         """How many of the documents surely fit into the model's context; at least 1. A token is
         taken to be 3 bytes of UTF-8: fewer than in English, as many as in Chinese."""
-        context = self._look_at_server().context
+        context = self.look_at_server().context
         if context is None:
             return self.batch_size
         longest = max(len(f"{card.shown.title}{card.shown.text}".encode()) for card in cards)
@@ -424,7 +332,7 @@ class LLMChecker:
 
     def _kept(self, state: State, found: Mapping[_Card, Verdict]) -> Mapping[_Card, Verdict]:
         """Keep the verdicts of one answer; what the cache then holds, which may be another's."""
-        model = self._model or ""
+        model = self.server.model or ""
         held = self.cache.put_many(
             [Judged(c.key, v, model, state.question_id, c.docid) for c, v in found.items()]
         )
@@ -434,17 +342,6 @@ class LLMChecker:
         with self._counting:
             self._looked_up += len(cards)
             self._known += sum(card.key in known for card in cards)
-
-    def _say_once(self, line: str) -> None:
-        kind = line.split(" for ")[0][:60]
-        if kind not in self._told:
-            self._told.add(kind)
-            self.log(line)
-
-
-def _is_away(error: AgentError) -> bool:
-    """Whether the server may come back without anybody's changing a parameter."""
-    return isinstance(error, ServerAwayError) and not isinstance(error, RefusedError)
 
 
 def balanced(items: Sequence[Any], size: int) -> list[list[Any]]:

@@ -72,7 +72,7 @@ async def probe(requester: Requester, limits: Limits) -> ServerReport:
     ServerAwayError where nobody answers, RefusedError where the key or the model is wrong, and
     AgentError where the model gives no reply.
     """
-    models = await _served(requester, min(limits.timeout, LOOK))
+    models = await _served(requester)
     requester.model = _chosen(requester, models)
     requester.enforces_schema = None
     limits = Limits(
@@ -110,9 +110,9 @@ async def probe(requester: Requester, limits: Limits) -> ServerReport:
     )
 
 
-async def _served(requester: Requester, timeout: float) -> dict[str, int | None]:
+async def _served(requester: Requester) -> dict[str, int | None]:
     """The models that the server offers; none where it does not tell."""
-    models = await requester.wire.models(timeout)
+    models = await requester.wire.models(LOOK)
     if not isinstance(models, Fault):
         return models
     where = requester.names.address

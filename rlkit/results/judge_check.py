@@ -176,6 +176,7 @@ def check_judge(
     heard = None
     if config.checker.kind == "llm":
         heard = checker.client = Overheard(checker.client, config.model.vllm_base_url)
+        checker.look_at_server()  # before there are threads that would each look
     rows = labelled(checker, GoldChecker(library.corpus), sample)
     reward, search = config.reward, config.search
     check = JudgeCheck(

@@ -516,7 +516,7 @@ def test_a_document_that_is_refused_stays_unjudged_and_the_others_are_judged(
 
 def test_a_server_that_refuses_everything_ends_the_work_with_its_words(serving, checker):
     server = serving(judge := Judge(lambda body, n: Answer(status=400, error="no system role")))
-    with pytest.raises(AgentError, match="HTTP 400: no system role"):
+    with pytest.raises(RefusedError, match="HTTP 400: no system role"):
         checker(server.url).check(ASKED, NINE)
     assert 8 <= len(judge.asked) <= 3 + 6 + 1  # threes, pairs, and something harmless
 
