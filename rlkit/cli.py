@@ -271,13 +271,12 @@ def _sft(options: argparse.Namespace) -> None:
 
 def _tune(options: argparse.Namespace) -> int:
     config = _config(options)
-    from rlkit.tune import Study
-    from rlkit.tuning_results import summary_text, test_winner, write_figures
+    from rlkit.tune import Study, evaluate_winner, summary_text, write_figures
 
     study = Study(config, lambda line: print(line, flush=True))
     ended = study.run()
     figures = write_figures(study)
-    winner = test_winner(study)
+    winner = evaluate_winner(study)
     print(f"\n{study.table().drop(columns='run').to_string(index=False)}\n")
     print(summary_text(study, winner))
     print(f"the study's folder: {study.folder} ({', '.join(path.name for path in figures)})")

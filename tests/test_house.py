@@ -33,7 +33,7 @@ LAYERS = [
     ["results"],
     ["answers"],
     ["deploy"],
-    ["tune", "tuning_space", "tuning_shared", "tuning_results"],
+    ["tuning", "tune"],
     ["doctor", "notebook", "cli", "__main__"],
 ]
 TORCH_ALLOWED = ("training", "deploy")

@@ -22,8 +22,7 @@ class LettersTask:
         return [{"role": "user", "content": f"Write letters, please ({state.question_id})."}]
 
     def score(self, state, completions):
-        limit = int(os.environ.get("TUNING_TOY_FAILS_AFTER", "-1"))
-        if 0 <= limit <= len(state.question_id):
+        if os.environ.get("TUNING_TOY_FAILS"):
             raise TypeError("a bug in a user's task")
         scores = []
         for text in completions:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+noted = 0  # interrupts of this process that became a flag: for whoever works above a training
+
 
 @contextmanager
 def interrupt_flag(log: Callable[[str], None], what: str = "step") -> Iterator[threading.Event]:
@@ -19,8 +21,10 @@ def interrupt_flag(log: Callable[[str], None], what: str = "step") -> Iterator[t
     before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: Any) -> None:
+        global noted
         signal.signal(signal.SIGINT, before)
         flag.set()
+        noted += 1
         log(f"interrupted: finishing this {what}; interrupt again to stop at once")
 
     signal.signal(signal.SIGINT, note)

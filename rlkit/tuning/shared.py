@@ -13,7 +13,7 @@ import filelock
 
 from rlkit.config import RunConfig
 from rlkit.run import SHAPES_ROUNDS, Run
-from rlkit.tuning_space import changed
+from rlkit.tuning.space import changed
 
 Log = Callable[[str], None]
 SHAPES_WARM_START = (*SHAPES_ROUNDS, "model", "lora", "sft", "answers")

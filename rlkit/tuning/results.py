@@ -21,9 +21,9 @@ from optuna.trial import TrialState
 
 from rlkit.errors import RunError
 from rlkit.files import read_object, write_json, write_text
-from rlkit.results.study_plots import parallel_coordinates, parameter_importance, study_history
 from rlkit.run import Run
-from rlkit.tuning_space import changed, in_words, parameters_of
+from rlkit.tuning.plots import parallel_coordinates, parameter_importance, study_history
+from rlkit.tuning.space import changed, in_words, parameters_of
 from rlkit.yaml_text import write_yaml
 
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -94,7 +94,7 @@ def write_figures(study: Any) -> list[Path]:
     return paths
 
 
-def test_winner(
+def evaluate_winner(
     study: Any,
     *,
     log: Callable[[str], None] = print,
@@ -124,17 +124,21 @@ def test_winner(
         policies = policies if "tuned" in policies else [*policies, "tuned"]
         config = changed(config, {"evaluation.split": "eval", "evaluation.policies": policies})
         evaluation = evaluate_run(config, log=log, progress=progress)
-        record = _record(study, best, evaluation.summary())
+        record = _record(study, best, evaluation.summary(), log)
         record["earlier"] = [] if kept is None else [*kept.pop("earlier", []), kept]
         write_json(path, record)
     write_text(study.folder / "summary.md", summary_text(study, record) + "\n")
     return record
 
 
-def _record(study: Any, best: Any, summary: pd.DataFrame) -> dict[str, Any]:
+def _record(
+    study: Any, best: Any, summary: pd.DataFrame, log: Callable[[str], None]
+) -> dict[str, Any]:
     values = [trial.value for trial in study.trials if trial.state == TrialState.COMPLETE]
     metric = study.config.tune.objective.removeprefix("eval/")
-    metric = metric if metric in set(summary["metric"]) else "reward"
+    if metric not in set(summary["metric"]):
+        log(f"the test split's summary has no {metric}, so the reward is told in its place")
+        metric = "reward"
     run = Run.at(study.root / study.run_name(best.number))
     measured = [row for row in run.read_metrics() if "eval/states" in row]
     rows = summary[summary["metric"] == metric].drop(columns="metric")
@@ -164,7 +168,7 @@ def summary_text(study: Any, winner: dict[str, Any] | None) -> str:
         f"On dev (n = {winner['dev_states']} states), {winner['objective']} is "
         f"{winner['dev']:.4g}, the best of {winner['complete']} (their median: "
         f"{winner['dev_median']:.4g}). It was chosen for this value, which therefore flatters it.",
-        f"On the test split, {winner['metric']}:",
+        f"On the test split, {_told_as(winner)}:",
     ]
     for row in winner["test"]:
         lines.append(f"- {row['policy']}: {_interval(row)}")
@@ -176,6 +180,13 @@ def summary_text(study: Any, winner: dict[str, Any] | None) -> str:
         "winner; it is no longer untouched."
     )
     return "\n".join(lines)
+
+
+def _told_as(winner: dict[str, Any]) -> str:
+    metric, objective = winner["metric"], winner["objective"]
+    if objective == f"eval/{metric}":
+        return metric
+    return f"{metric} ({objective} is not measured there)"
 
 
 def _interval(row: dict[str, Any]) -> str:

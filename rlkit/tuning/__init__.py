@@ -1,0 +1,1 @@
+"""Studies of parameters: what `tune.py` is made of."""
