@@ -3,7 +3,10 @@ the project holds a default of its own; `docs/parameters.md` is this file as a t
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from rlkit.errors import ConfigError
 from rlkit.section import Section, key
@@ -168,13 +171,26 @@ class TrainingSection(Section):
     title: ClassVar[str] = "training"
     num_epochs: int = key(5, "epochs; each ends with an evaluation", "epochs", ge=1)
     batch_size: int = key(1, "groups a step on every process", "states", ge=1)
-    steps_per_epoch: int = key(10, "steps an epoch", "steps", ge=1)
+    steps_per_epoch: int | None = key(
+        10, "steps an epoch; null: one pass over the training states", "steps", ge=1
+    )
     gradient_accumulation_steps: int = key(2, "the optimiser moves once in so many", "steps", ge=1)
-    max_steps: int = key(1000, "training stops here at the latest", "steps", ge=1)
+    max_steps: int | None = key(
+        1000, "training stops here at the latest; null: after num_epochs", "steps", ge=1
+    )
     save_every_n_steps: int = key(1, "a checkpoint every so many steps", "steps", ge=1)
     keep_last: int = key(3, "checkpoints kept (and the best one)", "checkpoints", ge=1)
     resume: bool = key(True, "go on where the run's folder stands")
     gradient_checkpointing: bool = key(True, "recompute activations to save memory")
+
+    def epoch_steps(self, states: int) -> int:
+        """Steps of an epoch where there are so many training states."""
+        return self.steps_per_epoch or math.ceil(states / self.batch_size)
+
+    def total_steps(self, states: int) -> int:
+        """Steps of the whole run."""
+        steps = self.num_epochs * self.epoch_steps(states)
+        return min(steps, self.max_steps or steps)
 
 
 class DataSection(Section):
@@ -236,6 +252,12 @@ class AnswersSection(Section):
     )
     max_samples: int | None = key(None, "training rows used; null: all", "rows", ge=1)
     language: Literal["auto", "en", "zh"] = key("auto", "the prompt's; auto: the question's")
+    augment: list[str] = key(
+        [],
+        "rows made of the training rows and added to them: by rule where they are generated, else "
+        "(and back_translation) by the model behind model.vllm_base_url; empty: none",
+        choices=("paraphrase", "similar", "back_translation"),
+    )
     prompt: str | None = key(None, "a prompt of your own, from a row to messages", dotted=True)
     rewards: list[str] = key(
         ["accuracy"],
@@ -244,7 +266,12 @@ class AnswersSection(Section):
         dotted=True,
         min_length=1,
     )
-    reward_weights: list[float] = key([], "weights of these parts; empty: all 1", "reward")
+    reward_weights: list[Annotated[float, Field(ge=-1000, le=1000)]] = key(
+        [],
+        "weights of these parts; empty: all 1",
+        "reward",
+        allowed="a list of numbers from -1000 to 1000",
+    )
     length_limit: int = key(256, "length: tokens beyond it cost", "tokens", ge=1, le=32768)
     length_penalty: float = key(0.001, "length: cost of one such token", "reward", ge=0, le=1)
     step_bonus: float = key(0.1, "steps: a right answer's bonus a step", "reward", ge=0, le=1)

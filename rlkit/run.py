@@ -54,8 +54,11 @@ MAY_CHANGE = (
     "tune.",
     "merge.",
 )
-# Sections that recorded rounds and their split depend on.
-SHAPES_ROUNDS = ("task", "seed", "data", "search", "executor", "checker")
+# What recorded rounds and a split depend on: sections, and single keys.
+SHAPES_ROUNDS = (
+    "task", "seed", "data", "search", "executor", "checker",
+    "answers.dataset", "answers.max_samples", "answers.augment",
+)  # fmt: skip
 _BUSY = "{} is being trained by another process; wait for it, stop it, or take another run_name."
 STATES = ("running", "finished", "stopped", "failed")
 
@@ -132,7 +135,7 @@ class Run:
         """Whether nothing in the folder depends on this key yet, so that it may still change: a
         first try that failed over a slip must not block its own correction."""
         recorded = self.rounds_folder.exists() or (self.folder / "splits.json").exists()
-        shapes_rounds = recorded and name.split(".")[0] in SHAPES_ROUNDS
+        shapes_rounds = recorded and {name, name.split(".")[0]} & {*SHAPES_ROUNDS}
         return not self._begun() and not shapes_rounds
 
     config_path = property(lambda self: self.folder / "config.yaml")
@@ -217,7 +220,7 @@ class Run:
         if self.metrics_path.exists():
             rows = self.read_metrics()
             if step < 0:
-                self._check_none_is_gone(max([row.get("step", 0) for row in rows], default=0))
+                self._check_none_is_gone(rows)
             kept = [row for row in rows if row.get("step", 0) <= step]
             write_text(
                 self.metrics_path,
@@ -227,10 +230,13 @@ class Run:
             if later > step:
                 path.unlink()
 
-    def _check_none_is_gone(self, last: int) -> None:
+    def _check_none_is_gone(self, rows: list[dict[str, Any]]) -> None:
         training = self.config.training
-        first = min(training.save_every_n_steps, training.steps_per_epoch, training.max_steps)
-        if last > first:
+        last = max([row.get("step", 0) for row in rows], default=0)
+        # the steps that are saved: with null steps an epoch, where the metrics say that one ended
+        ends = [row.get("step", 0) for row in rows if row.get("epoch", 0) >= 1]
+        saved = (training.save_every_n_steps, training.steps_per_epoch, training.max_steps, *ends)
+        if last > min(step for step in saved if step):
             raise RunError(
                 f"{self.metrics_path} goes on to step {last}, but {self.checkpoints_folder} holds "
                 "no checkpoint; bring it back, or move the run's folder away to start anew."

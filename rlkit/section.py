@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -212,11 +212,10 @@ def _coerced(value: Any, field: FieldInfo) -> Any:
     """Numbers that came as text (YAML 1.1 reads 1e-5 so), whole numbers given as names, and one
     name where a list of names is wanted."""
     parts = _parts(field.annotation)
-    if isinstance(value, str) and (int in parts or float in parts):
-        if not _NUMBER.fullmatch(value.strip()):
-            return value
-        number = float(value)
-        return int(number) if math.isfinite(number) and number.is_integer() else number
+    if isinstance(value, (list, tuple)) and _numeric(field):
+        return [_number(item) for item in value]
+    if _numeric(field):
+        return _number(value)
     if isinstance(value, int) and not isinstance(value, bool) and str in parts:
         return str(value)
     if isinstance(value, str) and list[str] in parts:
@@ -224,11 +223,30 @@ def _coerced(value: Any, field: FieldInfo) -> Any:
     return list(value) if isinstance(value, tuple) and _is_list(parts) else value
 
 
-def _has_bad_number(value: Any, field: FieldInfo) -> bool:
+def _number(value: Any) -> Any:
+    """A number that came as text; anything else as it is."""
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value.strip()):
+        return value
+    number = float(value)
+    return int(number) if math.isfinite(number) and number.is_integer() else number
+
+
+def _numeric(field: FieldInfo) -> bool:
+    """Whether the key holds a number, or a list of numbers."""
     parts = _parts(field.annotation)
-    if int not in parts and float not in parts:
+    items = [item for part in parts if get_origin(part) is list for item in get_args(part)]
+    items = [get_args(item)[0] if get_origin(item) is Annotated else item for item in items]
+    return not {int, float}.isdisjoint((*parts, *items))
+
+
+def _has_bad_number(value: Any, field: FieldInfo) -> bool:
+    """Whether a number, or one of a list, is true, false, NaN, infinite or a text."""
+    if not _numeric(field):
         return False
-    return isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
+    return any(
+        isinstance(item, (bool, str)) or (isinstance(item, float) and not math.isfinite(item))
+        for item in (value if isinstance(value, list) else [value])
+    )
 
 
 def _has_bad_text(value: Any) -> bool:

@@ -127,6 +127,8 @@ def test_numbers_that_came_as_text_are_numbers(given):
 def test_whole_numbers_may_be_text_or_whole_floats_but_not_broken_ones():
     assert RunConfig.from_sections(grpo={"group_size": "8"}).grpo.group_size == 8
     assert RunConfig.from_sections(training={"max_steps": "1e3"}).training.max_steps == 1000
+    weights = RunConfig.from_sections(answers={"reward_weights": ["1e-3"]}).answers.reward_weights
+    assert weights == [0.001]
     assert RunConfig.from_sections(grpo={"group_size": 8.0}).grpo.group_size == 8
     assert "grpo.group_size is 2.5" in refused(grpo={"group_size": 2.5})
 
@@ -359,3 +361,23 @@ def test_a_dotted_path_loads_and_its_mistakes_are_named():
     ]:
         with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
             load_object(path)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), "inf", "nan", True, None, 1001, "a"])
+def test_numbers_in_a_list_are_checked_like_single_ones(bad):
+    with pytest.raises(ConfigError, match="allowed is a list of numbers from -1000 to 1000"):
+        RunConfig.from_sections(answers={"reward_weights": [bad]})
+    with pytest.raises(ConfigError, match="merge.checkpoints is .*; allowed is a list of whole"):
+        RunConfig.from_sections(merge={"checkpoints": [0.5 if bad == 1001 else bad]})
+
+
+def test_null_steps_an_epoch_are_one_pass_and_null_max_steps_no_limit():
+    def steps(states, **training):
+        found = RunConfig.from_sections(training=training).training
+        return found.epoch_steps(states), found.total_steps(states)
+
+    one_pass = {"steps_per_epoch": None, "num_epochs": 3, "batch_size": 4}
+    assert steps(10, **one_pass) == (3, 9)
+    assert steps(4000, **one_pass) == (1000, 1000)
+    assert steps(4000, **one_pass, max_steps=None) == (1000, 3000)
+    assert steps(10, num_epochs=2) == (10, 20)

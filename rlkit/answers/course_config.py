@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +9,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rlkit.answers.tool_training import training_rows
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError
 from rlkit.files import read_object
 from rlkit.section import Section, key, shown
-
-GSM8K_TRAIN = 7099  # rows that are left of its 7473 where 5 % are kept for dev
 
 
 class CourseModel(Section):
@@ -74,13 +70,6 @@ class CourseConfig(Section):
 
     def run_config(self, run_name: str) -> RunConfig:
         """The same as parameters of a run, in `outputs/<run_name>`."""
-        if self.data.dataset == "gsm8k":  # not fetched only to be counted
-            rows = min(self.data.max_samples or GSM8K_TRAIN, GSM8K_TRAIN)
-        else:
-            rows = training_rows(self._config(run_name, 1))
-        return self._config(run_name, math.ceil(rows / self.grpo.batch_size))
-
-    def _config(self, run_name: str, steps: int) -> RunConfig:
         return RunConfig.from_sections(
             run_name=run_name,
             task="answers",
@@ -108,8 +97,8 @@ class CourseConfig(Section):
             },
             training={
                 "num_epochs": self.grpo.num_epochs,
-                "steps_per_epoch": steps,
-                "max_steps": self.grpo.num_epochs * steps,
+                "steps_per_epoch": None,  # one pass over the rows
+                "max_steps": None,
                 "batch_size": self.grpo.batch_size,
                 "gradient_accumulation_steps": 1,
                 "save_every_n_steps": 25,

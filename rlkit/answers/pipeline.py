@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from rlkit.results.report import write_report
 from rlkit.run import Run
 
 STAGES = ("data", "sft_training", "sft_evaluation", "grpo_training", "grpo_evaluation")
+REPORT = "report"  # a key of the results where the last report failed
 RESULTS, LOG, BEFORE = "training_results.json", "pipeline.log", "evaluation-sft.json"
 _SHOWN = 20  # findings that are kept
 
@@ -86,7 +87,8 @@ class AgenticRLPipeline:
                 "own SFT adapter; leave it out, or use `python -m rlkit train`."
             )
         policies = "evaluation.policies=[untouched, warm_start, tuned]"
-        return config.with_overrides("model.init_adapter=auto", policies)
+        again = "training.resume=true"  # each stage goes on in the folder of the one before
+        return config.with_overrides("model.init_adapter=auto", policies, again)
 
     def log(self, message: Any) -> None:
         """Print lines that begin `[YYYY-MM-DD HH:MM:SS]`, and keep them in `pipeline.log`."""
@@ -147,8 +149,10 @@ class AgenticRLPipeline:
 
     def stage6_save_results(self) -> Path:
         """Write `training_results.json` and `report.html`; returns the former's path."""
-        self._save()
-        report = write_report(self.run_of_stages.folder)
+        with self._named(REPORT, "6 of 6: results"):
+            self.results.pop(REPORT, None)  # how an earlier one failed
+            self._save()
+            report = write_report(self.run_of_stages.folder)
         self.log(f"stage 6 of 6: results in {self.folder / RESULTS}, report in {report}")
         return self.folder / RESULTS
 
@@ -185,13 +189,20 @@ class AgenticRLPipeline:
             return kept
         self.log(f"stage {title}")
         start = time.monotonic()
-        try:
+        with self._named(name, title):
             values = {"status": "finished", **work()}
             values |= {"seconds": time.monotonic() - start, "inputs": fingerprint(*inputs())}
             copy = self.copies.get(name)
             if copy and values["status"] == "finished":
                 self.log(f"copied to {publish(Path(values['model_path']), copy)}")
             self._keep(name, values)
+        return self.results[name]
+
+    @contextlib.contextmanager
+    def _named(self, name: str, title: str) -> Iterator[None]:
+        """Keep the name of what stops the work inside, and raise it again."""
+        try:
+            yield
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reason = f"{type(error).__name__}: {error}"[:1000]
@@ -199,14 +210,13 @@ class AgenticRLPipeline:
                 self._keep(name, {"status": status, "error": reason})
                 self.log(f"stage {title} {status}: {reason}")
             raise
-        return self.results[name]
 
     def _keep(self, name: str, values: dict[str, Any]) -> None:
         self.results[name] = plain(values)
         self._save()
 
     def _save(self) -> None:
-        kept = {name: self.results.get(name) for name in STAGES}
+        kept = {name: None for name in STAGES} | self.results
         write_json(self.run_of_stages.folder / RESULTS, kept)
 
     def _needs(self, name: str, number: int, given: str | None = None) -> None:
@@ -292,7 +302,7 @@ class AgenticRLPipeline:
 
     def _steps(self) -> list[Any]:
         training = self.config.training
-        return [min(training.max_steps, training.num_epochs * training.steps_per_epoch)]
+        return [training.num_epochs, training.steps_per_epoch, training.max_steps]
 
     def _grpo(self) -> dict[str, Any]:
         from rlkit.training.loop import train_run

@@ -26,6 +26,7 @@ from rlkit.answers.extract import (
     extract_answer,
     visible_text,
 )
+from rlkit.answers.own_code import code_digest
 from rlkit.answers.steps import right_equations
 from rlkit.config import load_object
 from rlkit.errors import ConfigError
@@ -43,22 +44,30 @@ _TAKEN = {
 }  # fmt: skip
 COMPONENT_OF = {"accuracy": "accuracy", "length": "length_penalty", "steps": "step_reward"}
 
-registered = SimpleNamespace()  # what `register_reward_function` was given, by name
+registered = SimpleNamespace()  # what `register_reward_function` was given, by digest and name
 
 
 def register_reward_function(name: str, function: RewardFunction) -> str:
     """Make a function known in this process; returns the dotted path that `answers.rewards` takes.
 
-    Raises ConfigError where the name is none of Python's, or the object cannot be called.
+    A digest of the function stands in the path, so that a run knows it again, and an edited one
+    is another. Raises ConfigError where the name is none of Python's, or the object cannot be
+    called.
     """
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise ConfigError(
             f"{str(name)[:60]!r} is no name of a reward function; allowed are letters, digits and "
             "'_', not at the front."
         )
+    check_reward_function(name, function)
+    version = f"v{code_digest(function)}"
+    setattr(registered, version, SimpleNamespace(**{name: function}))
+    return f"{__name__}:registered.{version}.{name}"
+
+
+def check_reward_function(name: str, function: RewardFunction) -> None:
+    """Raise ConfigError where the object cannot be called with the columns."""
     _Own(name, function)
-    setattr(registered, name, function)
-    return f"{__name__}:registered.{name}"
 
 
 def accuracy(settings: Any = None) -> RewardFunction:

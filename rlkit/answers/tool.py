@@ -17,7 +17,7 @@ from typing import Any
 
 from rlkit.answers.datasets import load_rows, register_dataset
 from rlkit.answers.evaluation import check_model, evaluate_model
-from rlkit.answers.rewards import AnswerReward, register_reward_function
+from rlkit.answers.rewards import AnswerReward, check_reward_function
 from rlkit.answers.tool_data import dataset_name, described, loaded, own_rows, reward_settings
 from rlkit.answers.tool_parameters import ToolParameters
 from rlkit.answers.tool_training import train
@@ -108,7 +108,7 @@ class RLTrainingTool:
         under a dataset's name it is that dataset's reward. Raises ConfigError."""
         if not isinstance(name, str) or not name.strip():
             raise ConfigError(f"{name!r} is no name of a reward function; give a text.")
-        register_reward_function("checked", reward_fn)  # whether it can be called at all
+        check_reward_function(getattr(reward_fn, "__name__", name), reward_fn)
         self.rewards[name] = reward_fn
 
     def _load_dataset(self, p: ToolParameters) -> tuple[dict[str, Any], set[str]]:

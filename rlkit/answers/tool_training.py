@@ -7,7 +7,6 @@ what it came to.
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import shutil
 import tempfile
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.answers.evaluation import ModelSource, check_model, device_name
-from rlkit.answers.splits import kept_parts
 from rlkit.answers.tool_parameters import ToolParameters
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RunError
 from rlkit.files import read_json, read_object
+from rlkit.practice.splits import NAME
 from rlkit.run import Run
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"  # the course's
@@ -51,8 +50,7 @@ def train(
         )
     source = check_model(p.model_name or BASE_MODEL)
     _check_fits(p, source)
-    n_train = training_rows(train_config(p, source, dataset, reward, p.batch_size))
-    config = train_config(p, source, dataset, reward, n_train)
+    config = train_config(p, source, dataset, reward)
     try:
         trained = _sft(config, log) if p.algorithm == "sft" else _grpo(config, log)
     except RunError as error:  # of the run's parameters, the tool's users set this one
@@ -63,23 +61,19 @@ def train(
     if folder is not None:
         publish(folder, Path(p.output_dir))
         values["model_path"] = p.output_dir
+    run_folder = Path(config.output_root) / config.run_name
+    n_train = len(read_object(run_folder / NAME)["rows"]["train"])
     values |= {"num_epochs": p.num_epochs, "num_samples": n_train}
     values |= {"dataset_size": n_train, "learning_rate": learning_rate(p)}
-    values |= facts | {"device": device_name(config)}
-    values["run_folder"] = str(Path(config.output_root) / config.run_name)
+    values |= facts | {"device": device_name(config), "run_folder": str(run_folder)}
     return values, {"lora_rank", "lora_alpha"} if source.adapter else set()
 
 
 def train_config(
-    p: ToolParameters,
-    source: ModelSource,
-    dataset: str,
-    reward: dict[str, Any],
-    n_train: int,
+    p: ToolParameters, source: ModelSource, dataset: str, reward: dict[str, Any]
 ) -> RunConfig:
-    """The run's parameters. A GRPO epoch is one pass over the `n_train` states, `batch_size`
-    prompts a step; where a last step is not full, it begins the next pass."""
-    steps = math.ceil(n_train / p.batch_size)
+    """The run's parameters. A GRPO epoch is one pass over the rows, `batch_size` prompts a step;
+    where a last step is not full, it begins the next pass."""
     lora = {"enabled": p.use_lora, "rank": p.lora_rank, "alpha": p.lora_alpha}
     if source.adapter:
         settings = read_object(source.adapter / ADAPTER)
@@ -112,8 +106,8 @@ def train_config(
         },
         training={
             "num_epochs": p.num_epochs,
-            "steps_per_epoch": steps,
-            "max_steps": p.num_epochs * steps,
+            "steps_per_epoch": None,
+            "max_steps": None,
             "batch_size": p.batch_size,
             "gradient_accumulation_steps": 1,
             "save_every_n_steps": 10,
@@ -149,12 +143,6 @@ def publish(source: Path, target: Path) -> Path:
             Path(temporary).unlink(missing_ok=True)
             raise
     return target
-
-
-def training_rows(config: RunConfig) -> int:
-    """How many rows will train."""
-    with tempfile.TemporaryDirectory() as folder:
-        return len(kept_parts(folder, config)[0]["train"])
 
 
 def _check_fits(p: ToolParameters, source: ModelSource) -> None:
@@ -209,7 +197,7 @@ def grpo_facts(run: Run) -> dict[str, Any]:
     """The last step's loss, and over the last epoch's steps the mean reward and accuracy of what
     was sampled."""
     rows = [row for row in run.read_metrics() if row["step"]]
-    last = rows[-run.config.training.steps_per_epoch :]
+    last = [row for row in rows if row["epoch"] > rows[-1]["epoch"] - 1 + 1e-9]
 
     def mean(name: str) -> float | None:
         values = [row[name] for row in last if row.get(name) is not None]

@@ -202,14 +202,14 @@ def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool)
     step += 1
     if last:  # a partial accumulation is applied
         metrics |= trainer.final_update()
-    epoch_ends = step % training.steps_per_epoch == 0 or last
+    epoch_ends = step % trainer.epoch_steps == 0 or last
     if epoch_ends:
         metrics |= _dev_evaluation(trainer)
     _record(
         trainer,
         monitor,
         progress,
-        {"step": step, "epoch": step / training.steps_per_epoch, **metrics},
+        {"step": step, "epoch": step / trainer.epoch_steps, **metrics},
     )
     trainer.write_rollouts()
     if epoch_ends or step % training.save_every_n_steps == 0:

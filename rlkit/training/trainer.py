@@ -308,8 +308,11 @@ class GRPOTrainer:
 
     @property
     def total_steps(self) -> int:
-        training = self.config.training
-        return min(training.max_steps, training.num_epochs * training.steps_per_epoch)
+        return self.config.training.total_steps(len(self.task.states("train")))
+
+    @property
+    def epoch_steps(self) -> int:
+        return self.config.training.epoch_steps(len(self.task.states("train")))
 
     @property
     def planned_moves(self) -> int:

@@ -190,6 +190,28 @@ def test_a_failure_is_named_saved_and_raised_again_and_the_next_run_goes_on(tmp_
     assert again.stage2_sft_training() == str(again.folder / "sft" / "adapter")
 
 
+def test_a_report_that_fails_is_named_saved_and_raised_and_the_next_one_forgets_it(
+    tmp_path, monkeypatch
+):
+    broken = pipeline_in(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline_module, "write_report", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            broken.stage6_save_results()
+    kept = read_json(broken.folder / "training_results.json")
+    assert kept["report"] == {"status": "failed", "error": "ZeroDivisionError: division by zero"}
+    assert (
+        "6 of 6: results failed: ZeroDivisionError" in (broken.folder / "pipeline.log").read_text()
+    )
+    assert tuple(read_json(broken.stage6_save_results())) == STAGES
+
+
+def test_the_pipeline_goes_on_by_nature_whatever_training_resume_says(tmp_path):
+    made = pipeline_in(tmp_path, "training.resume=false", "training.max_steps=1")
+    made.run()
+    assert made.results["grpo_training"]["status"] == "finished"
+
+
 def test_an_interrupt_is_raised_and_kept_as_stopped(tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
@@ -222,8 +244,10 @@ def test_the_courses_file_is_accepted_as_it_is(tmp_path):
     assert (config.answers.dataset, config.answers.max_samples) == ("gsm8k", 1000)
     assert (config.sft.num_epochs, config.sft.batch_size) == (3, 8)
     assert (config.training.num_epochs, config.training.batch_size) == (3, 4)
-    # 1,000 rows, 4 a step, 3 times
-    assert (config.training.steps_per_epoch, config.training.max_steps) == (250, 750)
+    # 1,000 rows, 4 a step, 3 times; and of 100, when they are asked for later
+    assert (config.training.epoch_steps(1000), config.training.total_steps(1000)) == (250, 750)
+    fewer = AgenticRLPipeline(path, ["answers.max_samples=100"]).config
+    assert (fewer.training.epoch_steps(100), fewer.training.total_steps(100)) == (25, 75)
     assert (config.evaluation.max_states, config.answers.sft_accuracy_threshold) == (200, 0.4)
     assert config.monitoring.wandb_project == "agentic-rl-pipeline"
     assert config.model.init_adapter == "auto"

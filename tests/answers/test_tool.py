@@ -152,9 +152,9 @@ def test_the_default_learning_rate_is_safe(algorithm, use_lora, low, high):
 def test_a_call_becomes_a_run_whose_epoch_passes_once_over_the_rows():
     call = {**GRPO, "action": "train", "num_epochs": "2", "num_generations": 8, "kl_coef": 0.1}
     p = ToolParameters.read(call | {"learning_rate": "1e-5", "lora_rank": 4, "lora_alpha": 8})
-    config = train_config(p, model_source("debug"), "arithmetic", {}, 10)
+    config = train_config(p, model_source("debug"), "arithmetic", {})
     # 10 prompts, 4 a step: the third step is not full, and no rule asks 8 to be divided by 4
-    assert (config.training.steps_per_epoch, config.training.max_steps) == (3, 6)
+    assert (config.training.epoch_steps(10), config.training.total_steps(10)) == (3, 6)
     assert (config.training.batch_size, config.grpo.group_size) == (4, 8)
     assert (config.grpo.kl_penalty, config.grpo.learning_rate) == (0.1, 1e-5)
     assert (config.lora.rank, config.lora.alpha) == (4, 8)
@@ -261,7 +261,7 @@ def test_grpo_on_top_of_sft_has_the_sft_policy_as_its_reference(tool, tmp_path):
     reference = load_file(run.folder / "reference_adapter" / "adapter_model.safetensors")
     begun = load_file(tmp_path / "sft" / "adapter_model.safetensors")
     assert all((reference[name] == begun[name]).all() for name in begun)
-    assert run.config.training.max_steps == 2  # 6 prompts, 4 a step
+    assert [row["epoch"] for row in run.read_metrics()] == [0.5, 1.0]  # 6 prompts, 4 a step
     assert (tmp_path / "grpo" / "adapter_config.json").is_file()
     assert not (tmp_path / "grpo" / "optimizer.safetensors").exists()
 
@@ -280,6 +280,33 @@ def test_a_reward_of_ones_own_is_what_grpo_is_paid_by(tool, tmp_path):
     assert result["reward_type"] == "always"
 
 
+def test_an_edited_reward_of_the_same_name_is_another_run(tool, tmp_path):
+    def paying(amount):
+        def paid(completions, **columns):
+            return [amount for _ in completions]
+
+        return paid
+
+    def train(reward):
+        call = {"action": "train", "output_dir": str(tmp_path), **GRPO, "max_samples": 4}
+        return tool.run(call | {"custom_reward": reward})
+
+    assert train(paying(0.25))["average_reward"] == 0.25
+    assert train(paying(0.25))["average_reward"] == 0.25, "the same call shows the same run"
+    edited = train(paying(0.5))
+    assert edited["status"] == "error" and "answers.rewards" in edited["message"]
+
+
+def test_a_function_is_checked_under_its_own_name_and_registered_when_it_is_used(tool):
+    def no_columns(texts):
+        return []
+
+    result = tool.run(
+        {"action": "register_reward_function", "name": "a b", "custom_reward": no_columns}
+    )
+    assert result["status"] == "error" and "no_columns has no parameter" in result["message"]
+
+
 def test_all_weights_make_a_model_folder_that_can_be_evaluated(tool, tmp_path):
     result = trained(tool, tmp_path, use_lora=False)
     assert result["learning_rate"] == 5e-6
@@ -292,6 +319,22 @@ def test_all_weights_make_a_model_folder_that_can_be_evaluated(tool, tmp_path):
     assert len(found["details"]) == 2
     again = tool.run({"action": "train", "output_dir": str(tmp_path), **SMALL})
     assert "holds a model already" in again["message"]
+
+
+def test_grpo_of_all_weights_goes_on_from_such_a_model_folder(tool, tmp_path):
+    trained(tool, tmp_path / "sft", use_lora=False, learning_rate=1e-3)
+    call = {**GRPO, "use_lora": False, "model_name": str(tmp_path / "sft"), "max_samples": 4}
+    result = trained(tool, tmp_path / "grpo", **call, custom_reward=lengths_count)
+    assert (result["num_steps"], result["learning_rate"]) == (1, 1e-6)
+    before = load_file(tmp_path / "sft" / "model.safetensors")
+    after = load_file(tmp_path / "grpo" / "model.safetensors")
+    assert before.keys() == after.keys() and "ignored" not in result
+    assert any((before[name] != after[name]).any() for name in before)
+    assert not (tmp_path / "grpo" / "optimizer.safetensors").exists()
+
+
+def lengths_count(completions, **columns):
+    return [float(len(text)) for text in completions]
 
 
 def test_other_parameters_in_the_same_folder_are_refused_with_the_tools_own_word(tool, tmp_path):
@@ -311,7 +354,6 @@ def test_sft_does_not_begin_from_an_adapter(tool, tmp_path):
 
 def test_details_are_capped_and_that_is_said(tool, monkeypatch):
     monkeypatch.setattr("rlkit.answers.evaluation.MAX_DETAILS", 2)
-    monkeypatch.setattr("rlkit.answers.evaluation.ModelEvaluation.details.__defaults__", (2,))
     found = tool.run(
         {"action": "evaluate", "model_path": "debug", "dataset": "arithmetic", "max_samples": 3,
          "max_new_tokens": 3}

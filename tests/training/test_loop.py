@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from shutil import rmtree
 from types import SimpleNamespace
 
 import pytest
 
-from rlkit.errors import ConfigError, ModelError
+from rlkit.errors import ConfigError, ModelError, RunError
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.loop import prepare_model, train
-from tests.training.conftest import tiny_base, tiny_config, tiny_trainer, with_lora
+from tests.training.conftest import LetterTask, tiny_base, tiny_config, tiny_trainer, with_lora
 
 
 def test_a_tracker_that_is_not_installed_is_said_before_the_run_is_called_running(
@@ -50,3 +51,18 @@ def test_the_adapter_that_training_starts_from_is_kept_in_the_run(tmp_path):
     assert kept == (adapter / weights).read_bytes()
     (adapter / weights).unlink()  # the run stands alone
     prepare_model(config, run, SimpleNamespace(), lambda _: None)
+
+
+def test_with_null_steps_an_epoch_is_one_pass_over_the_training_states(tmp_path):
+    config = tiny_config(tmp_path).with_overrides(
+        "training.steps_per_epoch=null", "training.max_steps=null", "training.batch_size=3",
+        "training.save_every_n_steps=9", "evaluation.epoch_states=1",
+    )  # fmt: skip
+    trainer = tiny_trainer(config, LetterTask(count=5))
+    assert train(trainer) == "finished"
+    rows = trainer.run.read_metrics()
+    assert [row["epoch"] for row in rows] == [0.0, 0.5, 1.0, 1.5, 2.0]  # 5 states, 3 a step
+    assert ["eval/reward" in row for row in rows] == [True, False, True, False, True]
+    rmtree(trainer.run.checkpoints_folder)
+    with pytest.raises(RunError, match="goes on to step 4"):  # step 2 was saved
+        trainer.run.cut_metrics(-1)
