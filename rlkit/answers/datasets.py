@@ -99,18 +99,20 @@ def split_rows(
     `eval` is `test`; without one it is cut from `train`, of whose questions it leaves the share
     `train_ratio`. `dev` is the share `dev_ratio` of what remains. Train rows that stand in `test`
     are dropped, and so are repeated questions within a part; both are counted. Augmented rows
-    stay with their origin. Raises DataError where a part would be empty.
+    stay with their origin, and are dropped where it is held out. Raises DataError where a part
+    would be empty, or an origin is that of no row.
     """
     _check_shares(dev_ratio, train_ratio)
     parts = Parts()
     held_out = _distinct(test)
     kept = _distinct(train)
     parts.repeated = len(train) - len(kept) + len(test) - len(held_out)
-    unit = {row.id: normalised(row.question) for row in train}  # what a question's rows share
-    units: dict[str, list[Row]] = {}
+    by_id = {row.id: row for row in (*test, *train)}  # an origin is first of all a train row
+    held = held_out.keys() | {_first_question(row, by_id) for row in test}
+    units: dict[str, list[Row]] = {}  # what a question's rows share
     for question, row in kept.items():
-        key = unit.get(row.origin or "", question)
-        if question in held_out or key in held_out:
+        key = _first_question(row, by_id)
+        if question in held or key in held:
             parts.dropped += 1
         else:
             units.setdefault(key, []).append(row)
@@ -135,6 +137,20 @@ def split_rows(
     for row in held_out.values():
         parts["eval"].append(replace(row, id=f"test-{row.id}") if row.id in ids else row)
     return parts
+
+
+def _first_question(row: Row, by_id: Mapping[str, Row]) -> str:
+    """The normalised question that a row was made from, at the beginning of its line of origins."""
+    passed = {row.id}
+    while row.origin is not None and row.origin not in passed:
+        if row.origin not in by_id:
+            raise DataError(
+                f"the row {row.id[:60]!r} was made from {row.origin[:60]!r} (its origin), which is "
+                "the id of no row; give that row too, or take `origin` out."
+            )
+        row = by_id[row.origin]
+        passed.add(row.id)
+    return normalised(row.question)
 
 
 def _distinct(rows: Iterable[Row]) -> dict[str, Row]:

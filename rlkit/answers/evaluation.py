@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rlkit.answers.rewards import AnswerReward
 from rlkit.answers.rows import Row
-from rlkit.answers.task import AnswerState, AnswerTask
+from rlkit.answers.task import AnswerState, AnswerTask, answer_states
 from rlkit.errors import DataError, ModelError
 from rlkit.files import read_object
 from rlkit.results.evaluate import Evaluation, evaluate_policies, records
@@ -73,10 +73,11 @@ class ModelEvaluation:
         """See `figures`."""
         return figures(self.evaluation, POLICY)
 
-    def details(self, limit: int = MAX_DETAILS) -> list[dict[str, Any]]:
-        """One row a question, of the first `limit`: question, completion, answer, ground_truth,
-        correct, reward."""
-        rows = zip(self.states, records(self.evaluation.frame)[:limit], strict=False)
+    def details(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """One row a question, of the first `limit` (null: MAX_DETAILS): question, completion,
+        answer, ground_truth, correct, reward."""
+        taken = records(self.evaluation.frame)[: MAX_DETAILS if limit is None else limit]
+        rows = zip(self.states, taken, strict=False)
         return [
             {
                 "question": state.question,
@@ -110,7 +111,7 @@ def evaluate_model(
     from rlkit.training.policy import ModelPolicy
     from rlkit.training.text import token_counter
 
-    states = tuple(_state(row) for row in rows)
+    states = tuple(answer_states(rows, config.answers))
     task = AnswerTask({"eval": states}, AnswerReward(config.answers), config)
     network, tokenizer = _load(model_source(model), config, use_adapter, log)
     task.count_tokens = token_counter(tokenizer)
@@ -183,17 +184,6 @@ def fingerprint(*parts: Any) -> str:
         else:
             digest.update(json.dumps(part, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:12]
-
-
-def _state(row: Row) -> AnswerState:
-    return AnswerState(
-        state_id=row.id,
-        question_id=row.id,
-        question=row.question,
-        ground_truth=row.ground_truth,
-        full_answer=row.full_answer,
-        columns=row.columns,
-    )
 
 
 def _load(

@@ -18,6 +18,7 @@ from rlkit.library.corpus import clean_text
 from rlkit.library.tokenize import folded
 
 QUESTION, SOLUTION = ("question", "problem"), ("full_answer", "answer", "solution")
+WORKED = ("full_answer", "solution")  # before `answer`, which beside one of them is the result
 _OWN = {"id", "question_id", "augmented", "origin", "ground_truth", *QUESTION, *SOLUTION}
 _HASHES = re.compile(r"####[ \t]*(.*)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -57,7 +58,8 @@ def row_from(given: Any, where: str, default_id: str) -> Row:
     """A row of fields {question, answer} as GSM8K has them, or {question, ground_truth,
     full_answer}; further fields become its columns. Numbers are taken as text.
 
-    `ground_truth` is what follows the answer's last `####`; an answer of one line may be it.
+    `ground_truth` is what follows the answer's last `####`; an answer of one line may be it. Where
+    `answer` stands beside `solution` or `full_answer`, these are the solution, and it the result.
     Raises BadRow where a field is missing, empty or of another kind.
     """
     try:
@@ -72,7 +74,11 @@ def _row(given: fields.Row, default_id: str) -> Row:
     row = fields.Row({k: _number_as_text(v) for k, v in given.fields.items()}, given.where)
     question = fields.text_field(row, *QUESTION)
     truth = fields.text_field(row, "ground_truth") if row.fields.get("ground_truth") else ""
-    solution = fields.text_field(row, *SOLUTION) if not truth or _has(row, SOLUTION) else truth
+    solution = truth
+    if not truth or _has(row, SOLUTION):
+        solution = fields.text_field(row, *WORKED, "answer")
+    if not truth and _has(row, WORKED):
+        truth = truth_of(fields.text_field(row, "answer", required=False))
     truth = truth or truth_of(solution)
     if not truth:
         raise BadRow(

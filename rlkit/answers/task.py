@@ -3,7 +3,7 @@ worked solution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -133,11 +133,19 @@ def build_answer_task(
             "ground_truth can be checked."
         )
     reward = AnswerReward(config.answers)
-    write = _prompt_writer(config.answers)
-    splits = {part: [_state(row, write(row)) for row in parts[part]] for part in PARTS}
+    splits = {part: answer_states(parts[part], config.answers) for part in PARTS}
     task = AnswerTask(splits, reward, config, facts)
     task.count_tokens = count_tokens
     return task
+
+
+def answer_states(rows: Iterable[Row], settings: Any) -> list[AnswerState]:
+    """Rows as states, with the prompt that params section `answers` asks for.
+
+    Raises ConfigError where a prompt of the user's own returns no messages.
+    """
+    write = _prompt_writer(settings)
+    return [_state(row, write(row)) for row in rows]
 
 
 def _prompt_writer(settings: Any) -> Callable[[Row], Messages]:

@@ -79,6 +79,14 @@ def test_a_bare_answer_is_the_ground_truth(tmp_path, answer, truth):
     assert completion_text(row) == f"Final Answer: {truth}"
 
 
+@pytest.mark.parametrize("worked", ["solution", "full_answer"])
+@pytest.mark.parametrize("answer", ["72", 72, "48/2=24\n48+24=72\n#### 72"])
+def test_an_answer_beside_a_worked_solution_is_the_ground_truth(tmp_path, worked, answer):
+    given = {"problem": "How many in all?", worked: "24 in May,\nso 48+24=72.", "answer": answer}
+    (row,) = load_rows(write(tmp_path / "mine.jsonl", given))
+    assert (row.full_answer, row.ground_truth) == ("24 in May,\nso 48+24=72.", "72")
+
+
 def test_the_last_hashes_are_the_answer(tmp_path):
     given = {"question": "q", "answer": "#### 1\nno:\n####  $1,234.00 \n"}
     assert load_rows(write(tmp_path / "a.jsonl", given))[0].ground_truth == "$1,234.00"
@@ -317,6 +325,40 @@ def test_augmented_rows_stay_with_their_origin():
     place = {row.id: name for name, part in parts.items() for row in part}
     assert all(place[f"r{n}"] == place[f"r{n}-similar-1"] for n in range(5, 40))
     assert parts.dropped == 10, "five test questions, and what was made of them"
+
+
+def test_what_was_made_of_a_test_row_never_trains_however_long_the_line_of_origins():
+    made = Row("new1", "What is 900 + 1?", "#### 901", "901", {}, "similar", "t100")
+    again = Row("new2", "What is 901 + 1?", "#### 902", "902", {}, "paraphrase", "new1")
+    test = [Row("t100", "What is 100 + 1?", "#### 101", "101")]
+    parts = split_rows([*rows(40), made, again], test)
+    assert parts.dropped == 2
+    assert not {"new1", "new2"} & {r.id for name in ("train", "dev") for r in parts[name]}
+
+
+def test_a_line_of_origins_stays_in_one_part():
+    first = [
+        Row(f"a{n}", f"What is {n} + 500?", "#### 1", "1", {}, "s", f"r{n}") for n in range(40)
+    ]
+    second = [
+        Row(f"b{n}", f"What is {n} + 900?", "#### 1", "1", {}, "s", f"a{n}") for n in range(40)
+    ]
+    parts = split_rows(rows(40) + first + second, rows(5, 700), dev_ratio=0.3)
+    place = {row.id: name for name, part in parts.items() for row in part}
+    assert {place[f"r{n}"] for n in range(40)} == {"train", "dev"}
+    assert all(place[f"r{n}"] == place[f"a{n}"] == place[f"b{n}"] for n in range(40))
+
+
+def test_a_train_row_from_which_a_test_row_was_made_is_dropped():
+    test = [Row("t1", "What is 3 + 700?", "#### 703", "703", {}, "similar", "r3")]
+    parts = split_rows(rows(40), test)
+    assert parts.dropped == 1 and "r3" not in {r.id for r in parts["train"] + parts["dev"]}
+
+
+def test_an_origin_that_no_row_has_is_one_sentence():
+    lost = Row("new", "What is 900 + 1?", "#### 901", "901", {}, "similar", "r99")
+    with pytest.raises(DataError, match="'new' was made from 'r99'.*the id of no row"):
+        split_rows([*rows(40), lost])
 
 
 def test_too_few_questions_and_bad_shares_are_refused():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -112,3 +114,16 @@ def test_details_hold_the_question_its_answer_and_the_verdict():
 def test_without_rows_there_is_one_sentence():
     with pytest.raises(DataError, match="no questions to evaluate"):
         evaluate_model("debug", [], RunConfig.from_sections(task="answers"))
+
+
+def test_a_prompt_of_ones_own_is_what_the_model_is_asked(monkeypatch):
+    module = ModuleType("asking")
+    module.ask = lambda row: [{"role": "user", "content": f"Briefly: {row.question}"}]
+    monkeypatch.setitem(sys.modules, "asking", module)
+    config = RunConfig.from_sections(
+        task="answers", model={"load_in_4bit": False}, grpo={"max_new_tokens": 2},
+        answers={"prompt": "asking:ask"},
+    )  # fmt: skip
+    rows = load_rows("arithmetic", "test", 1)
+    (state,) = evaluate_model("debug", rows, config, log=lambda line: None).states
+    assert state.messages == [{"role": "user", "content": f"Briefly: {rows[0].question}"}]

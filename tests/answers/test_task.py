@@ -13,7 +13,7 @@ import pytest
 from rlkit.answers.rewards import AnswerReward
 from rlkit.answers.task import AnswerState, AnswerTask, build_answer_task
 from rlkit.config import RunConfig
-from rlkit.errors import ConfigError, DataError
+from rlkit.errors import ConfigError, DataError, RunError
 from rlkit.practice.task import build_task
 from rlkit.run import Run
 
@@ -220,3 +220,23 @@ def test_every_gold_solution_of_gsm8k_scores_one(shared_data: Path, tmp_path: Pa
             scores = task.score(one, [one.completion, one.full_answer])
             assert [score.components["accuracy"] for score in scores] == [1.0, 1.0], one.state_id
             assert [score.reward for score in scores] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [("max_samples=10", True), ("dataset=arithmetic", True), ("augment=[similar]", True),
+     ("rewards=[accuracy,steps]", False), ("sft_accuracy_threshold=0.1", False)],
+)  # fmt: skip
+def test_once_the_split_is_kept_what_made_it_may_not_change(
+    data: Path, change: str, refused: bool
+) -> None:
+    run = run_of(data)
+    Run.open(run.config.with_overrides("answers.max_samples=20"))  # nothing depends on it yet
+    Run.open(run.config)
+    build(run)
+    changed = run.config.with_overrides(f"answers.{change}")
+    if refused:
+        with pytest.raises(RunError, match=f"answers.{change.partition('=')[0]} "):
+            Run.open(changed)
+    else:
+        Run.open(changed)
