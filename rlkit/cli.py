@@ -34,7 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--baseline", action="store_true", help="the policies without tuning")
     evaluate.add_argument(
         "--checkpoint", type=Path, nargs="+", action="extend", default=[], metavar="P",
-        help="checkpoint folders; the first brings its own run's parameters",
+        help="checkpoint folders, the first brings its own run's parameters; or newest or best "
+        "(on dev) of the run",
     )  # fmt: skip
     evaluate.add_argument(
         "--policy", nargs="+", metavar="NAME", help="default: evaluation.policies"
@@ -197,12 +198,13 @@ def _eval(options: argparse.Namespace) -> None:
 
 def _config_of(checkpoints: Sequence[Path]) -> Path | None:
     """The parameters of the run that the first checkpoint belongs to."""
-    for checkpoint in checkpoints:
+    folders = [p for p in checkpoints if str(p) not in ("newest", "best") or p.is_dir()]
+    for checkpoint in folders:
         if not checkpoint.is_dir():
             raise ConfigError(f"there is no checkpoint at {checkpoint}; check the path.")
-    if not checkpoints:
+    if not folders:
         return None
-    found = checkpoints[0].resolve().parent.parent / "config.yaml"  # / is its own parent
+    found = folders[0].resolve().parent.parent / "config.yaml"  # / is its own parent
     return found if found.exists() else None
 
 

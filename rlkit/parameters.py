@@ -377,6 +377,9 @@ class EvaluationSection(Section):
     batch_size: int = key(8, "states written for at once", "states", ge=1)
     epoch_states: int = key(16, "dev states at the end of each epoch; 0: none", "states", ge=0)
     split: Literal["eval", "dev", "train"] = key("eval", "whose states are evaluated")
+    checkpoint: Literal["newest", "best"] = key(
+        "newest", "which one is `tuned`; best: the highest reward on dev"
+    )
 
 
 class SftSection(Section):

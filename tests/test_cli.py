@@ -150,6 +150,14 @@ def test_eval_passes_baseline_and_checkpoints_and_takes_the_runs_own_parameters(
     assert "reward" in capsys.readouterr().out
 
 
+def test_eval_takes_the_words_best_and_newest_for_checkpoints(stand_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = types.SimpleNamespace(summary=lambda: pd.DataFrame({"reward": [1.0]}))
+    calls = stand_in("rlkit.results.compare", "evaluate_run", result)
+    assert cli.main(["eval", "--checkpoint", "best", "newest"]) == 0
+    assert calls[0][1]["checkpoints"] == [Path("best"), Path("newest")]
+
+
 def test_eval_of_a_checkpoint_that_is_not_there_is_an_error(tmp_path, capsys):
     assert cli.main(["eval", "--checkpoint", str(tmp_path / "checkpoint-4")]) == 2
     assert "there is no checkpoint at" in capsys.readouterr().err

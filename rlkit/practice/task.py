@@ -1,13 +1,13 @@
-"""The seam between training and what is learnt: a `Task` gives states, prompts and scores.
-`SearchTask` is the Executor's: a state is a recorded round, an action a set of clues."""
+"""`SearchTask`, the Executor's: a state is a recorded round, an action a set of clues. And
+`build_task`, which makes any task of a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rlkit.agents.clues import count_words, format_clues
 from rlkit.agents.parse import ParsedClues
@@ -19,44 +19,17 @@ from rlkit.library.tokenize import WIDE, Tokenizer
 from rlkit.practice.collect_run import collect_run
 from rlkit.practice.environment import RoundResult, SearchRoundEnv, clue_values, create_environment
 from rlkit.practice.examples import search_examples
+from rlkit.practice.seam import Score, Task
 from rlkit.practice.source import chosen_states, load_library, rounds_folder
 from rlkit.practice.splits import NAME, PARTS, kept_splits
 from rlkit.rounds.checkpoints import RLCheckpointLoader, ScanReport
 from rlkit.rounds.split import Splits
 from rlkit.rounds.state import State
 
+__all__ = ["Score", "SearchTask", "Task", "build_search_task", "build_task"]
 TOKENS_PER_WORD = 1.4  # until a tokenizer counts; a Chinese character is about one token
 _WORDS = Tokenizer(stem=False, stop_words=True)
 _SHOWN = ("docid", "title", "verdict", "new", "clue")  # of a document, in the rollouts
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The reward of one action, None where it cannot be scored, and what it is made of."""
-
-    reward: float | None
-    components: dict[str, Any] = field(default_factory=dict)
-
-
-class Task(Protocol):
-    """All that the trainers know of what is learnt.
-
-    Optional: `examples()`, what SFT learns; `step_metrics`, {component: metric} of numbers whose
-    means stand in `metrics.jsonl`; `take_metrics()`, what else stands there; `metrics` and
-    `primary`, the columns of an evaluation; `lineage()` for `lineage.json`.
-    """
-
-    def states(self, split: str) -> list[Any]:
-        """The states of train, dev or eval; each has a `state_id` that is unique."""
-        ...
-
-    def prompt(self, state: Any) -> Messages:
-        """The prompt of a state as chat messages."""
-        ...
-
-    def score(self, state: Any, completions: Sequence[str]) -> list[Score]:
-        """One Score for each completion, in order."""
-        ...
 
 
 class SearchTask:
@@ -66,6 +39,7 @@ class SearchTask:
     `count_tokens` measures prompts; set it to the model's own count once that is loaded.
     """
 
+    searches: ClassVar[bool] = True
     step_metrics: ClassVar[dict[str, str]] = {
         "important_rate": "important_rate",
         "discovery_rate": "discovery_rate",

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from rlkit.agents.executor import build_policy
 from rlkit.agents.prompt import build_messages
-from rlkit.errors import RunError
+from rlkit.errors import DataError, RunError
 from rlkit.library.corpus import Corpus
+from rlkit.practice.seam import searches
 from rlkit.practice.source import load_library, sample_of
 from rlkit.practice.task import build_task
-from rlkit.results.evaluate import Evaluation, evaluate_policies
+from rlkit.results.evaluate import (
+    NAMES,
+    Evaluation,
+    evaluate_policies,
+    load_evaluation,
+    policy_names,
+)
 from rlkit.run import Run
 from rlkit.training.adapters import REFERENCE, add_adapter
-from rlkit.training.checkpointing import newest_checkpoint
+from rlkit.training.checkpointing import PREFIX, best_folder, newest_folder
 from rlkit.training.loop import load_model
 from rlkit.training.policy import ModelPolicy, prompt_counter
 from rlkit.training.text import token_counter
+from rlkit.training.weights import TRAINED
 
 SEARCHING = ("raw_question", "scripted", "oracle", "served")
+BY_WORD = {"newest": newest_folder, "best": best_folder}  # checkpoints of the run itself
 
 
 def evaluate_run(
@@ -34,8 +47,9 @@ def evaluate_run(
 ) -> Evaluation:
     """Compare the policies of `evaluation.policies` on the run's held-out states, and keep it.
 
-    `baseline` alone: the policies without tuning. `checkpoints` alone: these checkpoints. Both, or
-    neither (then the run's newest checkpoint): the whole comparison. Written to
+    `baseline` alone: the policies without tuning. `checkpoints` alone: these checkpoints, folders
+    or the words `newest` and `best` (on dev). Both, or neither (then the run's
+    `evaluation.checkpoint`): the whole comparison. Returned is what was evaluated now; it joins
     `evaluation.json` in the run's folder, which is made where it is not there yet.
     """
     run = open_run(config)
@@ -46,18 +60,49 @@ def evaluate_run(
             f"the split {config.evaluation.split!r} holds no state, or none with a document left "
             "to find; give more questions, or another evaluation.split."
         )
-    policies, _ = wanted_policies(config, run, task, baseline, checkpoints, log)
+    policies, adapters = wanted_policies(config, run, task, baseline, checkpoints, log)
     evaluation = evaluate_policies(
         task,
         policies,
         states,
         split=config.evaluation.split,
         batch_size=config.evaluation.batch_size,
-        progress=progress or _said(log),
+        progress=progress or progress_lines(log),
     )
-    evaluation.save(run.evaluation_path)
-    log(f"evaluation: {run.evaluation_path}")
+    played = {name: _played(folder, run) for name, folder in adapters.items() if name in policies}
+    if played:
+        evaluation.facts["adapters"] = played
+    _keep(evaluation, run, log)
     return evaluation
+
+
+def _played(folder: Path, run: Run) -> dict[str, Any]:
+    """Which checkpoint a policy is, from the run's folder, so that its age can be told later."""
+    place, step = os.path.relpath(folder, run.folder), folder.resolve().name.removeprefix(PREFIX)
+    return {"folder": Path(place).as_posix(), "step": int(step) if step.isdigit() else None}
+
+
+def _keep(evaluation: Evaluation, run: Run, log: Callable[[str], None]) -> None:
+    """Write `evaluation.json` with the policies that were evaluated before; what cannot stand
+    beside these is moved aside."""
+    path = run.evaluation_path
+    with filelock.FileLock(run.folder / ".evaluation.lock"):
+        whole, why = evaluation, "is of other states, another split or other rewards"
+        if path.exists():
+            try:
+                whole = evaluation.joined(load_evaluation(path))
+            except DataError as error:
+                whole, why = None, f"cannot be read ({error})"
+            if whole is None:
+                numbered = (path.with_name(f"{path.stem}-{n}.json") for n in itertools.count(1))
+                aside = next(name for name in numbered if not name.exists())
+                path.rename(aside)
+                log(f"evaluation: what was there {why}; it is now {aside.name}")
+                whole = evaluation
+        whole.save(path)
+    before = [name for name in whole.policies if name not in evaluation.policies]
+    kept = f" (from before: {', '.join(before)})" if before else ""
+    log(f"evaluation: {path}{kept}")
 
 
 def wanted_policies(
@@ -70,13 +115,14 @@ def wanted_policies(
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """The policies to compare, by name and in order, and the adapters of those that have one; see
     `evaluate_run` for which."""
-    adapters = _checkpoints(run, baseline, checkpoints, log)
+    adapters = _checkpoints(run, baseline, checkpoints, log, config.evaluation.checkpoint)
     wanted = _wanted(config, run, baseline, bool(checkpoints), list(adapters))
-    if not hasattr(task, "env"):  # they search; other tasks have nothing to look up
+    if not searches(task):  # other tasks have nothing to look up
         wanted = [name for name in wanted if name not in SEARCHING]
     if "tuned" in config.evaluation.policies and not adapters and not baseline:
-        log(f"evaluation: {run.folder} has no checkpoint yet, so no tuned Executor is compared")
-    corpus = task.env.orchestrator.corpus if hasattr(task, "env") else None
+        name = policy_names(searches(task))["tuned"]
+        log(f"evaluation: {run.folder} has no checkpoint yet, so no {name} is compared")
+    corpus = task.env.orchestrator.corpus if searches(task) else None
     return build_policies(config, run, wanted, adapters, corpus, task, log), adapters
 
 
@@ -168,21 +214,44 @@ def open_run(config: Any) -> Run:
 
 
 def _checkpoints(
-    run: Run, baseline: bool, given: Sequence[str | Path], log: Callable[[str], None]
+    run: Run,
+    baseline: bool,
+    given: Sequence[str | Path],
+    log: Callable[[str], None],
+    which: str = "newest",
 ) -> dict[str, Path]:
     """{policy name: adapter folder}: the first checkpoint is `tuned`, further ones keep their
-    folders' names. Without any given, and not for `baseline` alone: the newest of the run."""
-    folders = [Path(folder) for folder in given]
-    if not folders and not baseline and run.checkpoints_folder.is_dir():
-        newest = newest_checkpoint(run.checkpoints_folder, log)
-        folders = [newest.folder] if newest else []
+    folders' names. Without any given, and not for `baseline` alone: the run's newest or best."""
+    words = [str(name) for name in given]
+    if not words and not baseline and run.checkpoints_folder.is_dir():
+        words = [which]
     found: dict[str, Path] = {}
-    for folder in folders:
-        name = folder.name.replace(".", "_") if found else "tuned"  # torch wants no dot in a name
-        if name in found:  # step 10 of another run
-            name = f"{folder.resolve().parents[1].name}-{name}".replace(".", "_")
-        found[name] = folder
+    for word in words:
+        folder = _folder_of(word, run, log)
+        if folder is not None:
+            found[_free_name(folder, found) if found else "tuned"] = folder
+        elif given:
+            raise RunError(f"{run.folder} has no checkpoint yet, so none is the {word}; train it.")
     return found
+
+
+def _folder_of(word: str, run: Run, log: Callable[[str], None]) -> Path | None:
+    if word not in BY_WORD or Path(word).is_dir():
+        return Path(word)
+    folder = BY_WORD[word](run.checkpoints_folder, log)
+    if folder is not None:
+        log(f"evaluation: the {word} checkpoint is {folder.name}")
+    return folder
+
+
+def _free_name(folder: Path, found: Mapping[str, Path]) -> str:
+    """The folder's name; where that is taken, with its run's name before it, then counted up."""
+    own = folder.resolve()
+    longer = f"{own.parent.parent.name}-{own.name}"
+    counted = (f"{longer}-{n}" for n in itertools.count(2))
+    taken = {*NAMES, TRAINED, REFERENCE, *found}
+    names = (name.replace(".", "_") for name in itertools.chain((own.name, longer), counted))
+    return next(name for name in names if name not in taken)  # torch wants no dot in a name
 
 
 def _wanted(config: Any, run: Run, baseline: bool, given: bool, tuned: Sequence[str]) -> list[str]:
@@ -200,7 +269,9 @@ def _wanted(config: Any, run: Run, baseline: bool, given: bool, tuned: Sequence[
     return names + [name for name in tuned if given and name not in names]
 
 
-def _said(log: Callable[[str], None], seconds: float = 20.0) -> Callable[[int, int, str], None]:
+def progress_lines(
+    log: Callable[[str], None], seconds: float = 20.0
+) -> Callable[[int, int, str], None]:
     """Say how far the evaluation is: at each policy's beginning, and now and then."""
     last_policy, last_time = "", 0.0
 
@@ -211,3 +282,6 @@ def _said(log: Callable[[str], None], seconds: float = 20.0) -> Callable[[int, i
             log(f"evaluation: {policy}, {done} of {total} actions")
 
     return say
+
+
+_said = progress_lines

@@ -22,6 +22,7 @@ import pandas as pd
 from rlkit.errors import DataError
 from rlkit.files import read_json, write_json
 from rlkit.practice.reward import COUNT_KEYS
+from rlkit.practice.seam import searches
 from rlkit.results.statistics import (
     Interval,
     PairedInterval,
@@ -79,7 +80,8 @@ class Evaluation:
 
     facts: `split`, `split_sizes`, for the search task `known` (gold, recorded or mixed),
     `reward_values`, and `left_out`, the split's states that the task never gave, since they have
-    nothing missing; for other tasks `metrics` and `primary`, where they have their own.
+    nothing missing; for other tasks `metrics` and `primary`, where they have their own; and
+    `adapters`, {policy: {folder, step}} of those that a checkpoint plays, from the run's folder.
     """
 
     frame: pd.DataFrame
@@ -105,7 +107,7 @@ class Evaluation:
     @property
     def names(self) -> dict[str, str]:
         """What the policies are called in words."""
-        return NAMES if "metrics" not in self.facts else NAMES | {"tuned": "tuned model"}
+        return policy_names("metrics" not in self.facts)
 
     @property
     def n_questions(self) -> int:
@@ -177,6 +179,20 @@ class Evaluation:
         columns = ["policy", "baseline", "metric", *PairedInterval._fields, "verdict"]
         return pd.DataFrame(rows, columns=columns)
 
+    def joined(self, earlier: Evaluation) -> Evaluation | None:
+        """This evaluation with the policies that only an earlier one has; None where they cannot
+        stand side by side, since states or facts differ."""
+        facts = [{k: v for k, v in e.facts.items() if k != "adapters"} for e in (self, earlier)]
+        if self.states != earlier.states or facts[0] != facts[1]:
+            return None
+        frames = {name: e.frame for e in (earlier, self) for name in e.policies}
+        names = sorted(frames, key="oracle".__eq__)  # what could be had at most stays last
+        rows = [row for n in names for row in records(frames[n][frames[n]["policy"] == n])]
+        before = earlier.facts.get("adapters", {})
+        kept = {n: a for n, a in before.items() if n not in self.policies}
+        adapters = {"adapters": kept | self.facts.get("adapters", {})}
+        return Evaluation(_frame(rows, self.facts), self.states, self.facts | adapters)
+
     def save(self, path: str | Path) -> Path:
         """Write `evaluation.json` (schema 1) so that it appears whole; NaN becomes null."""
         return write_json(
@@ -193,6 +209,11 @@ class Evaluation:
                 "rows": records(self.frame),
             },
         )
+
+
+def policy_names(search: bool) -> dict[str, str]:
+    """What the policies of the search task, or of another, are called in words."""
+    return NAMES if search else NAMES | {"tuned": "tuned model"}
 
 
 def policy_pairs(policies: Sequence[str]) -> list[tuple[str, str]]:
@@ -326,15 +347,14 @@ def _known(states: Sequence[Any]) -> str:
 def _task_facts(task: Any, split: str, states: Sequence[Any]) -> dict[str, Any]:
     """Split sizes; metrics of the task's own, or what only the search task has."""
     facts: dict[str, Any] = {"left_out": getattr(task, "left_out", {}).get(split, 0)}
-    searches = hasattr(task, "env")
     metrics = getattr(task, "metrics", None) or {"reward": METRICS["reward"]}
-    if searches:
+    if searches(task):
         facts["known"] = _known(states)
     else:
         facts["metrics"] = {name: list(metric) for name, metric in metrics.items()}
         facts["primary"] = getattr(task, "primary", next(iter(metrics)))
     if hasattr(task, "splits"):
         facts["split_sizes"] = task.splits.describe()
-    if searches:
+    if searches(task):
         facts["reward_values"] = {part: task.env.calculator.values[part] for part in REWARD_PARTS}
     return facts

@@ -85,6 +85,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "lineage": _if_there(run.lineage_path, _lineage),
         "curves": _curves(pd.DataFrame(metrics)),
         "alarms": said(metrics),
+        "best": best_step(metrics),
         "evaluation": evaluation,
         "results": None if evaluation is None else _results(evaluation),
         "names": evaluation.names if evaluation else {},
@@ -112,6 +113,13 @@ def changed_parameters(path: str | Path) -> list[dict[str, Any]]:
             unit = "" if unit == "-" else unit
             rows.append(dict(key=key, value=value, default=default, unit=unit, help=text))
     return rows
+
+
+def best_step(metrics: list[dict[str, Any]]) -> int | None:
+    """The step whose checkpoint is kept as the best: the first with the highest dev reward."""
+    measured = [r for r in metrics if r.get("step") and r.get("eval/reward") is not None]
+    best = max(measured, key=lambda row: row["eval/reward"], default=None)
+    return None if best is None else best["step"]
 
 
 def number(value: float | None, digits: int = 2) -> str:

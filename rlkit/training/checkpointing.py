@@ -121,7 +121,7 @@ def _set_damaged_aside(folder: Path) -> None:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        read_checkpoint(folder)
+        _whole_state(folder)
     except DataError:
         return False
     return True
@@ -134,6 +134,13 @@ def _bring_back(folder: Path) -> None:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint back; raises DataError where a file is missing or was changed."""
+    state = _whole_state(folder)
+    optimizer, pending = (load_file(folder / name) for name in FILES[:2])
+    return Checkpoint(folder, state, _in_memory(optimizer), _in_memory(pending))
+
+
+def _whole_state(folder: Path) -> dict[str, Any]:
+    """What the state file says, once every file of the checkpoint has the sum that it had."""
     state = read_json(folder / STATE_FILE)
     if not isinstance(state, dict) or not isinstance(state.get("sha256"), dict):
         raise DataError(f"{folder / STATE_FILE} is not a checkpoint's state; remove the folder.")
@@ -148,8 +155,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                 f"{folder / Path(name).name} is missing or damaged; remove the folder or use "
                 "another checkpoint."
             )
-    optimizer, pending = (load_file(folder / name) for name in FILES[:2])
-    return Checkpoint(folder, state, _in_memory(optimizer), _in_memory(pending))
+    return state
 
 
 def _sum_now(file: Path, state: Mapping[str, Any]) -> str | None:
@@ -187,10 +193,42 @@ def newest_checkpoint(folder: Path, log: Callable[[str], None] = print) -> Check
     Raises RunError where there are checkpoints and none of them is whole: to begin anew would
     throw away the metrics and rollouts of all the steps before, and nobody asked for that.
     """
+    return _newest(folder, read_checkpoint, log)
+
+
+def newest_folder(folder: Path, log: Callable[[str], None] = print) -> Path | None:
+    """The folder of `newest_checkpoint`, checked alike, without its tensors in memory."""
+    found = _newest(folder, _with_state, log)
+    return found[0] if found else None
+
+
+def best_folder(folder: Path, log: Callable[[str], None] = print) -> Path | None:
+    """The folder of the checkpoint with the best reward on dev; None without any checkpoint.
+
+    Raises RunError where none is known as the best, since nothing was measured on dev, and
+    DataError where it is damaged.
+    """
+    newest = _newest(folder, _with_state, log)
+    if newest is None:
+        return None
+    best = newest[1].get("best_step")
+    if best is None:
+        raise RunError(
+            f"{folder} knows no best checkpoint, since nothing was measured on dev; take newest, "
+            "or name a checkpoint's folder."
+        )
+    return _with_state(folder / f"{PREFIX}{best}")[0]
+
+
+def _with_state(folder: Path) -> tuple[Path, dict[str, Any]]:
+    return folder, _whole_state(folder)
+
+
+def _newest(folder: Path, read: Callable[[Path], Any], log: Callable[[str], None]) -> Any:
     steps = checkpoint_steps(folder)
     for step in reversed(steps):
         try:
-            return read_checkpoint(folder / f"{PREFIX}{step}")
+            return read(folder / f"{PREFIX}{step}")
         except DataError as error:
             log(f"checkpoint {step} is passed over: {error}")
     if steps:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.practice.task import Score
+from rlkit.practice.seam import Score
 from rlkit.training.caches import PromptCache
 from rlkit.training.sampling import SampledActions
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import DataError, RunError
-from rlkit.practice.task import Score
+from rlkit.practice.seam import Score
 from rlkit.run import Run
 from rlkit.training.rollout import Group
 from rlkit.training.sampling import SampledActions

@@ -26,6 +26,7 @@ from rlkit.tuning.plots import parallel_coordinates, parameter_importance, study
 from rlkit.tuning.space import changed, in_words, parameters_of
 from rlkit.yaml_text import write_yaml
 
+_LAST = {"evaluation.checkpoint": "newest"}  # the one whose value on dev is compared
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
@@ -122,7 +123,9 @@ def evaluate_winner(
         config = Run.at(study.root / study.run_name(best.number)).config
         policies = config.evaluation.policies
         policies = policies if "tuned" in policies else [*policies, "tuned"]
-        config = changed(config, {"evaluation.split": "eval", "evaluation.policies": policies})
+        config = changed(
+            config, {"evaluation.split": "eval", "evaluation.policies": policies} | _LAST
+        )
         evaluation = evaluate_run(config, log=log, progress=progress)
         record = _record(study, best, evaluation.summary(), log)
         record["earlier"] = [] if kept is None else [*kept.pop("earlier", []), kept]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -36,6 +36,7 @@ class ToyScore:
 class ToyTask:
     """Scores `<clue>` lines: a clue that names a missing document finds it, others find chaff."""
 
+    searches: ClassVar[bool] = True
     splits: Splits
     env: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(

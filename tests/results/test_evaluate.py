@@ -135,3 +135,21 @@ def test_no_states_give_an_empty_evaluation_that_can_be_written(
 ) -> None:
     empty = evaluate_policies(toy_task, toy_policies, [])
     assert load_evaluation(empty.save(tmp_path / "evaluation.json")).policies == []
+
+
+def test_a_policy_that_is_evaluated_again_replaces_its_rows_and_what_played_it() -> None:
+    def of(facts: dict[str, Any], *rows: dict[str, Any]) -> Evaluation:
+        made = hand_made(list(rows))
+        return Evaluation(made.frame, made.states, facts)
+
+    earlier = of(
+        {"adapters": {"tuned": {"step": 4}, "checkpoint-2": {"step": 2}}},
+        *(row(name, "a1", 1, 0.5) for name in ("oracle", "tuned", "checkpoint-2")),
+    )
+    now = of({"adapters": {"tuned": {"step": 8}}}, row("tuned", "a1", 7, 1.0))
+    joined = now.joined(earlier)
+    assert joined.policies == ["tuned", "checkpoint-2", "oracle"]
+    assert joined.question_values("tuned", "reward") == {"a": 7.0}
+    assert joined.facts["adapters"] == {"checkpoint-2": {"step": 2}, "tuned": {"step": 8}}
+    assert now.joined(of({"split": "dev"}, row("oracle", "a1", 1, 0.5))) is None
+    assert now.joined(of({}, row("oracle", "b1", 1, 0.5))) is None

@@ -14,8 +14,10 @@ from rlkit.errors import DataError, RunError
 from rlkit.training.checkpointing import (
     FILES,
     arithmetic,
+    best_folder,
     checkpoint_steps,
     newest_checkpoint,
+    newest_folder,
     prune_checkpoints,
     read_checkpoint,
     tidy_checkpoints,
@@ -96,6 +98,25 @@ def test_a_damaged_file_makes_the_one_before_it_the_newest_and_that_is_said(tmp_
     assert newest_checkpoint(tmp_path, said.append).state["mark"] == 1
     assert len(said) == 1 and said[0].startswith("checkpoint 2 is passed over: ")
     assert f"checkpoint-2/{name}" in said[0]
+    again: list[str] = []
+    assert newest_folder(tmp_path, again.append) == tmp_path / "checkpoint-1"
+    assert again == said
+
+
+def test_the_newest_folder_is_found_without_reading_a_tensor(tmp_path, monkeypatch):
+    def read(path):
+        raise AssertionError(f"{path} was read")
+
+    folder = write_whole(tmp_path / "checkpoint-1", 1)
+    monkeypatch.setattr("rlkit.training.checkpointing.load_file", read)
+    assert newest_folder(tmp_path) == folder
+
+
+def test_without_a_measurement_on_dev_no_checkpoint_is_the_best(tmp_path):
+    assert best_folder(tmp_path) is None
+    write_whole(tmp_path / "checkpoint-1", 1)
+    with pytest.raises(RunError, match="nothing was measured on dev; take newest"):
+        best_folder(tmp_path)
 
 
 def test_every_changed_number_of_the_state_is_seen(tmp_path):
