@@ -107,7 +107,7 @@ def evaluate_model(
     """
     if not rows:
         raise DataError("there are no questions to evaluate; give a dataset with a test split.")
-    from rlkit.results.compare import _said  # loads torch
+    from rlkit.results.compare import progress_lines  # loads torch
     from rlkit.training.policy import ModelPolicy
     from rlkit.training.text import token_counter
 
@@ -128,7 +128,7 @@ def evaluate_model(
         {POLICY: policy},
         states,
         batch_size=config.evaluation.batch_size,
-        progress=_said(log),
+        progress=progress_lines(log),
     )
     return ModelEvaluation(evaluation, states, device_name(config))
 

@@ -282,6 +282,3 @@ def progress_lines(
             log(f"evaluation: {policy}, {done} of {total} actions")
 
     return say
-
-
-_said = progress_lines
