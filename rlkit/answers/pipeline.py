@@ -21,11 +21,12 @@ import pandas as pd
 
 from rlkit.answers.course_config import read_course_config, run_name_of
 from rlkit.answers.evaluation import figures, figures_line, fingerprint
-from rlkit.answers.quality import check_data_quality
+from rlkit.answers.quality import check_data_quality, model_limits
 from rlkit.answers.tool_training import grpo_facts, newest_adapter, publish
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RunError
 from rlkit.files import append_line, plain, read_json, read_object, write_json
+from rlkit.practice.splits import NAME
 from rlkit.results.evaluate import Evaluation, load_evaluation
 from rlkit.results.report import write_report
 from rlkit.run import Run
@@ -117,7 +118,8 @@ class AgenticRLPipeline:
         return str(adapter)
 
     def stage3_sft_evaluation(self, model_path: str | None = None) -> dict[str, Any]:
-        """Compare the untouched model and the SFT policy on held-out questions."""
+        """Compare the untouched model and the SFT policy on held-out questions, and measure the SFT
+        policy on dev, for the gate of stage 4."""
         self._needs("sft_training", 2, model_path)
         title = "3 of 6: evaluation after SFT"
         return self._stage("sft_evaluation", title, self._evaluate_sft, self._sft_inputs)
@@ -126,8 +128,8 @@ class AgenticRLPipeline:
         self, model_path: str | None = None, *, force: bool = False
     ) -> str | None:
         """GRPO on top of SFT, whose policy is the reference; returns the adapter's folder. None
-        where it was interrupted, or the accuracy after SFT is below the threshold (and neither
-        `force` nor answers.below_threshold says to go on, nor has it begun before)."""
+        where it was interrupted, or the accuracy on dev after SFT is below the threshold (and
+        neither `force` nor answers.below_threshold says to go on, nor has it begun before)."""
         self._needs("sft_training", 2, model_path)
         self._needs("sft_evaluation", 3)
         reason = self._held_back()
@@ -239,13 +241,17 @@ class AgenticRLPipeline:
         with self.run_of_stages.lock():
             task = self._task()
         dataset = self.config.answers.dataset
-        problems = check_data_quality(dataset)
+        problems = check_data_quality(dataset, **model_limits(self.config))
         for sentence in problems[:_SHOWN]:
             self.log(f"data quality: {sentence}")
         self.log(f"data quality: {len(problems)} findings in {dataset}")
         sizes = {part: len(task.states(part)) for part in ("train", "dev", "eval")}
         facts = {"dataset": dataset, "num_samples": sizes, "n_findings": len(problems)}
-        facts["data_fingerprint"] = task.lineage().get("data_fingerprint")
+        made = task.lineage()
+        facts["data_fingerprint"] = made.get("data_fingerprint")
+        if self.config.answers.augment:
+            facts |= {"augmented": made["augmented"], "unfit": made["unfit"]}
+            self.log(f"augmented: {made['augmented']} rows added; dropped: {made['unfit'] or 0}")
         return facts | {"findings": problems[:_SHOWN]}
 
     def _sft(self) -> dict[str, Any]:
@@ -265,15 +271,33 @@ class AgenticRLPipeline:
 
     def _sft_inputs(self) -> list[Any]:
         wanted = self.config.evaluation
-        return [self.run_of_stages.warm_start_folder, wanted.split, wanted.max_states]
+        return [self.run_of_stages.warm_start_folder, wanted.split, wanted.max_states, "dev gate"]
 
     def _evaluate_sft(self) -> dict[str, Any]:
         from rlkit.results.compare import evaluate_run
 
+        gate = self._gate()
         found = evaluate_run(self.config, baseline=True, log=self.log)
         found.save(self.folder / BEFORE)
         values = self._told(found, "warm_start")
-        return values | {"threshold": self.config.answers.sft_accuracy_threshold}
+        if gate is None:
+            gate = {"split": found.facts.get("split", "eval"), **values["policies"]["warm_start"]}
+            self.log(f"there are no dev states, so the gate is decided on {gate['split']}")
+        return values | {"threshold": self.config.answers.sft_accuracy_threshold, "gate": gate}
+
+    def _gate(self) -> dict[str, Any] | None:
+        """The SFT policy on all dev states, which decides whether GRPO begins: a choice is not
+        made on the split that the results are told of. None where there are no dev states."""
+        from rlkit.results.compare import evaluate_run
+
+        if not read_object(self.folder / NAME)["rows"]["dev"]:
+            return None
+        on_dev = self.config.with_overrides(
+            "evaluation.split=dev", "evaluation.max_states=null", "evaluation.policies=[warm_start]"
+        )
+        found = figures(evaluate_run(on_dev, baseline=True, log=self.log), "warm_start")
+        self.log(f"Warm start on dev, which decides on GRPO: {figures_line(found)}")
+        return {"split": "dev", **found}
 
     def _told(self, found: Evaluation, policy: str) -> dict[str, Any]:
         """Figures of `policy`, of all policies, and the paired differences of accuracy."""
@@ -291,11 +315,12 @@ class AgenticRLPipeline:
 
     def _held_back(self) -> str | None:
         """Why GRPO does not begin by itself, with how to go on; None where it does."""
-        accuracy, wanted = self.results["sft_evaluation"]["accuracy"], self.config.answers
-        if accuracy is not None and accuracy >= wanted.sft_accuracy_threshold:
+        gate, wanted = self.results["sft_evaluation"]["gate"], self.config.answers
+        if gate["accuracy"] >= wanted.sft_accuracy_threshold:
             return None
         return (
-            f"the accuracy after SFT is {accuracy:.3f}, below answers.sft_accuracy_threshold "
+            f"the accuracy after SFT on {gate['split']} is {gate['accuracy']:.3f} "
+            f"(n = {gate['num_samples']}), below answers.sft_accuracy_threshold "
             f"{wanted.sft_accuracy_threshold}; to go on all the same, run it again with "
             "run(force=True) (--force), or set answers.below_threshold to continue."
         )

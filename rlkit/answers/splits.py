@@ -7,14 +7,23 @@ import hashlib
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import closing, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rlkit.agents.llm import ChatClient
+from rlkit.answers.arithmetic import is_generated
+from rlkit.answers.augment import augment_rows
 from rlkit.answers.datasets import Parts, Row, load_rows, split_rows
+from rlkit.answers.rows import rows_from
 from rlkit.errors import DataError
-from rlkit.files import read_json, write_json
+from rlkit.files import read_json, read_object, write_json
 from rlkit.practice.splits import NAME, PARTS
+
+AUGMENTED = "augmented.json"
 
 
 def kept_parts(folder: str | Path, config: Any) -> tuple[dict[str, list[Row]], dict[str, Any]]:
@@ -34,13 +43,20 @@ def kept_parts(folder: str | Path, config: Any) -> tuple[dict[str, list[Row]], d
         seed=config.seed,
     )
     kept = read_json(path) if path.exists() else None
-    parts = _cut(split, config) if kept is None else _restored(path, kept, split, dataset)
+    if kept is None:
+        parts = _cut(split, config)
+        new, unfit = _augmented(path.with_name(AUGMENTED), parts, config)
+        parts["train"] += new
+    else:
+        new, unfit = _augmented(path.with_name(AUGMENTED), None, config)
+        parts = _restored(path, kept, [*chain(*split.values()), *new], dataset)
     facts = {
         "dataset": dataset,
         "data_fingerprint": fingerprint(parts),
         "dropped": split.dropped,
         "repeated": split.repeated,
         "augmented": sum(row.augmented is not None for row in parts["train"]),
+        "unfit": unfit,
     }
     if kept is None:
         ids = {part: [row.id for row in parts[part]] for part in PARTS}
@@ -82,7 +98,40 @@ def _cut(split: Parts, config: Any) -> dict[str, list[Row]]:
     return parts
 
 
-def _restored(path: Path, kept: Any, split: Parts, dataset: str) -> dict[str, list[Row]]:
+def _augmented(
+    path: Path, parts: dict[str, list[Row]] | None, config: Any
+) -> tuple[list[Row], dict[str, int]]:
+    """The rows that `answers.augment` makes of the training rows, kept in `path`, and how many were
+    dropped for which reason. What is kept there is not made again, since a model's replies differ
+    each time; without `parts`, it must be there.
+
+    Raises ConfigError where rows cannot be made by rule and no server answers, DataError where
+    the file is gone.
+    """
+    methods = config.answers.augment
+    if not methods:
+        return [], {}
+    if parts is None and not path.exists():
+        raise DataError(f"{path} is gone; restore it, or start a run of another name.")
+    if parts is not None:
+        held_out = [*parts["dev"], *parts["eval"]]
+        by_rule = "back_translation" not in methods and all(map(is_generated, parts["train"]))
+        made_by = nullcontext() if by_rule else closing(_client(config))
+        with made_by as client:
+            new, dropped = augment_rows(
+                parts["train"], methods, held_out=held_out, client=client, seed=config.seed
+            )
+        reasons = Counter(one.reason for one in dropped)
+        write_json(path, {"rows": [row.fields() for row in new], "dropped": dict(reasons)})
+    found = read_object(path)
+    return rows_from(found.get("rows", ()), AUGMENTED), found.get("dropped", {})
+
+
+def _client(config: Any) -> ChatClient:
+    return ChatClient(config.model.vllm_base_url, config.model.checker_model)
+
+
+def _restored(path: Path, kept: Any, rows: Iterable[Row], dataset: str) -> dict[str, list[Row]]:
     ids = kept.get("rows") if isinstance(kept, Mapping) else None
     if (
         not isinstance(ids, Mapping)
@@ -96,7 +145,7 @@ def _restored(path: Path, kept: Any, split: Parts, dataset: str) -> dict[str, li
             f"{path} is no splits file of task answers (it needs `rows` with the lists train, "
             "dev, eval); restore it, or delete it to split anew."
         )  # fmt: skip
-    by_id = {row.id: row for part in PARTS for row in split[part]}
+    by_id = {row.id: row for row in rows}
     gone = [row_id for part in PARTS for row_id in ids[part] if row_id not in by_id]
     if gone:
         raise DataError(

@@ -119,8 +119,13 @@ def warm_start(
         return folder
     model, tokenizer = load_model(config, None, log)
     task.count_tokens = token_counter(tokenizer)
-    pairs = [(task.prompt(state), text) for state, text in task.examples()]
-    examples = encode_examples(tokenizer, pairs, config.model.enable_thinking)
+    found = list(task.examples())
+    examples = encode_examples(
+        tokenizer,
+        [(task.prompt(state), text) for state, text in found],
+        config.model.enable_thinking,
+        [state.state_id for state, _ in found],
+    )
     log(f"warm start: {len(examples)} examples")
     rows = train_sft(
         model,

@@ -24,31 +24,37 @@ def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 def check_length(model: nn.Module, prompt: int, action: int) -> None:
     """Raise ModelError where prompt and action have more tokens than the model has positions."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit, steady = _limits(model.config)
     if limit and prompt + action > limit:
         raise ModelError(
             f"a prompt of {prompt} tokens and an action of up to {action} do not fit into the "
             f"{limit} tokens that the model can read; lower executor.max_prompt_tokens or "
             "grpo.max_new_tokens."
         )
-    _check_long_rope(model.config.get_text_config(), prompt + action)
-
-
-def _check_long_rope(config: Any, length: int) -> None:
-    """Raise ModelError where rotations would differ between a prompt and what stands behind it:
-    with `longrope` they depend on the longest position of a call."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return
-    limit = rope.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
-    if limit and length > limit:
+    if steady and prompt + action > steady:
         raise ModelError(
-            f"this model changes its rotary positions beyond {limit} tokens (longrope), and prompt "
-            f"and action have up to {length}; lower executor.max_prompt_tokens or "
+            f"this model changes its rotary positions beyond {steady} tokens (longrope), and "
+            f"prompt and action have up to {prompt + action}; lower executor.max_prompt_tokens or "
             "grpo.max_new_tokens."
         )
+
+
+def longest_text(config: Any) -> int | None:
+    """The tokens of prompt and action together that a model with this (transformers) config may
+    be given; None where it names no limit."""
+    return min(filter(None, _limits(config)), default=None)
+
+
+def _limits(config: Any) -> tuple[int | None, int | None]:
+    """The model's positions; and those beyond which rotations would differ between a prompt and
+    what stands behind it: with `longrope` they depend on the longest position of a call."""
+    config = config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return positions, None
+    steady = rope.get("original_max_position_embeddings")
+    return positions, steady or getattr(config, "original_max_position_embeddings", None)
 
 
 def read_prompts(model: nn.Module, prompts: Sequence[Sequence[int]]) -> PromptCache | None:

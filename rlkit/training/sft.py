@@ -27,30 +27,36 @@ from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.packing import packed_log_probs, packed_rows
+from rlkit.training.prefix import longest_text
 from rlkit.training.sft_state import SftState, begun_with
 from rlkit.training.text import encode_prompt
 
 
 @dataclass(frozen=True)
 class Example:
-    """What the policy should have written: token ids of prompt and completion."""
+    """What the policy should have written: token ids of prompt and completion, and whose."""
 
     prompt: list[int]
     completion: list[int]
+    name: str = ""
 
 
 def encode_examples(
     tokenizer: Any,
     pairs: Sequence[tuple[list[dict[str, str]], str]],
     enable_thinking: bool = False,
+    names: Sequence[str] = (),
 ) -> list[Example]:
-    """(messages, text) pairs as token ids; the end-of-turn token closes every completion."""
+    """(messages, text) pairs as token ids; the end-of-turn token closes every completion. `names`
+    (of rows or states; else their numbers) are for sentences about one of them."""
+    names = names or [str(number) for number in range(1, len(pairs) + 1)]
     return [
         Example(
             encode_prompt(tokenizer, messages, enable_thinking),
             tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id],
+            name,
         )
-        for messages, text in pairs
+        for (messages, text), name in zip(pairs, names, strict=True)
     ]
 
 
@@ -71,7 +77,8 @@ def train_sft(
     every `save_every_n_updates` updates, and training goes on from what is there. The first
     interrupt ends it after the update that is under way, which is saved; a second one at once.
 
-    Raises DataError where there are no examples, RunError where other ones, or other settings,
+    Raises DataError where there are no examples, or one that is used is longer than the model can
+    read, RunError where other ones, or other settings,
     were begun with, and KeyboardInterrupt after an interrupt.
     """
     if not examples:
@@ -80,10 +87,11 @@ def train_sft(
             "other data, or set model.init_adapter to null."
         )
     weights.warn_of_rate(model, "sft.learning_rate", settings.learning_rate, log)
+    batches = _batches(len(examples), settings, seed)
+    _check_lengths(model, [examples[i] for i in sorted({i for batch in batches for i in batch})])
     weights.begin_training(model, reference=False)
     parameters = list(trainable(model).values())
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0)
-    batches = _batches(len(examples), settings, seed)
     state = SftState(checkpoints, model, optimizer, begun_with(examples, settings, seed), log)
     rows = state.restore()
     try:
@@ -160,6 +168,19 @@ def _backward(model: nn.Module, examples: Sequence[Example], tokens: int) -> flo
     loss = -packed_log_probs(model, examples).sum() / tokens
     loss.backward()
     return float(loss.detach())
+
+
+def _check_lengths(model: nn.Module, examples: Sequence[Example]) -> None:
+    limit = longest_text(model.config)
+    long = [e for e in examples if limit and len(e.prompt) + len(e.completion) > limit]
+    if long:
+        first = long[0]
+        raise DataError(
+            f"{len(long)} of {len(examples)} examples do not fit into the {limit} tokens that the "
+            f"model can read, first {first.name!r} with a prompt of {len(first.prompt)} tokens "
+            f"and a completion of {len(first.completion)}; take such rows out of the data (search: "
+            "lower executor.max_prompt_tokens), or give a model that reads more."
+        )
 
 
 def _batches(count: int, settings: Any, seed: int) -> list[list[int]]:

@@ -161,6 +161,53 @@ def test_below_the_threshold_grpo_does_not_begin_and_the_way_on_is_told(tmp_path
     assert "goes on, although" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("on_dev", "on_eval", "begins"), [(0.6, 0.1, True), (0.1, 0.6, False)])
+def test_the_gate_is_decided_on_dev_and_both_accuracies_are_told(
+    tmp_path, monkeypatch, capsys, on_dev, on_eval, begins
+):
+    made = pipeline_in(tmp_path, "answers.sft_accuracy_threshold=0.5")
+    real, asked = pipeline_module.figures, []
+
+    def told(found, policy):
+        share = {"dev": on_dev, "eval": on_eval}[found.facts["split"]]
+        asked.append((found.facts["split"], policy, len(found.states)))
+        return real(found, policy) | {"accuracy": share}
+
+    monkeypatch.setattr(pipeline_module, "figures", told)
+    made.stage1_prepare_data()
+    made.stage2_sft_training()
+    kept = made.stage3_sft_evaluation()
+    n_dev = made.results["data"]["num_samples"]["dev"]
+    assert n_dev > 6 == made.config.evaluation.max_states, "all of dev, and no choice of it"
+    assert asked[0] == ("dev", "warm_start", n_dev)
+    assert (kept["accuracy"], kept["num_samples"]) == (on_eval, 6)
+    assert (kept["gate"]["split"], kept["gate"]["accuracy"]) == ("dev", on_dev)
+    assert kept["gate"]["num_samples"] == n_dev
+    said = capsys.readouterr().out
+    assert f"on dev, which decides on GRPO: accuracy {on_dev:.3f}" in said
+    assert f", n = {n_dev};" in said and ", n = 6;" in said
+    assert load_evaluation(made.folder / "evaluation.json").facts["split"] == "eval"
+    reason = made._held_back()
+    assert begins == (reason is None)
+    assert begins or f"on dev is 0.100 (n = {n_dev})" in reason
+
+
+def test_without_dev_questions_the_gate_says_that_it_is_decided_on_the_evaluation(tmp_path, capsys):
+    made = pipeline_in(tmp_path, "data.dev_ratio=0", "answers.sft_accuracy_threshold=0.9")
+    made.run()
+    gate = made.results["sft_evaluation"]["gate"]
+    assert (gate["split"], gate["num_samples"]) == ("eval", 6)
+    assert "no dev states, so the gate is decided on eval" in capsys.readouterr().out
+    assert "on eval is 0.000 (n = 6)" in made.results["grpo_training"]["reason"]
+
+
+def test_augmented_rows_are_counted_and_learnt_from(tmp_path, capsys):
+    made = pipeline_in(tmp_path, "answers.augment=[similar]", "answers.max_samples=6")
+    kept = made.stage1_prepare_data()
+    assert kept["num_samples"]["train"] == 6 + kept["augmented"] == 12
+    assert "augmented: 6 rows added" in capsys.readouterr().out
+
+
 def test_the_command_ends_with_1_at_the_threshold_and_once_forced_goes_on_by_itself(root, tmp_path):
     command = ["pipeline", "--params", str(root / "params" / "debug-answers.yaml"), "--set",
                f"output_root={tmp_path}", "answers.sft_accuracy_threshold=0.9"]  # fmt: skip

@@ -11,8 +11,15 @@ import pytest
 
 from rlkit.answers import datasets as datasets_module
 from rlkit.answers.datasets import Row, load_rows, register_dataset
-from rlkit.answers.quality import Finding, check_data_quality, find_problems, problem_table
+from rlkit.answers.quality import (
+    Finding,
+    check_data_quality,
+    find_problems,
+    model_limits,
+    problem_table,
+)
 from rlkit.answers.quality_checks import places
+from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, DataError
 
 
@@ -254,3 +261,12 @@ def test_ten_thousand_rows_take_seconds():
     start = time.process_time()
     assert check_data_quality({"train": rows[:9000], "test": rows[9000:]}) == []
     assert time.process_time() - start < 20
+
+
+def test_the_models_own_positions_bound_a_row_and_not_what_its_tokenizer_says():
+    limits = model_limits(RunConfig.from_sections(model={"base_model_path": "debug"}))
+    most = limits["max_tokens"]
+    assert 100 < most < 10**6 and limits["count_tokens"]("two words") > 1
+    long = {"question": "How many? " + "and so on " * most, "answer": "1\n#### 1"}
+    (said,) = [s for s in check_data_quality([long], **limits) if s.startswith("too long")]
+    assert f"more than {most} tokens" in said

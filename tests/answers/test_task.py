@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -240,3 +241,52 @@ def test_once_the_split_is_kept_what_made_it_may_not_change(
             Run.open(changed)
     else:
         Run.open(changed)
+
+
+def test_augmented_rows_join_the_training_part_alone_and_are_kept(tmp_path: Path) -> None:
+    def opened(**answers: Any) -> Run:
+        wanted = {"dataset": "arithmetic", "max_samples": 20, **answers}
+        return run_of(tmp_path / "none", run_name="augmented", answers=wanted)
+
+    plain = build(run_of(tmp_path / "none", answers={"dataset": "arithmetic", "max_samples": 20}))
+    run = opened(augment=["paraphrase", "similar"])
+    task = build(run)
+    added = set(ids(task, "train")) - set(ids(plain, "train"))
+    facts = task.lineage()
+    assert len(added) == facts["augmented"] > 20
+    assert facts["augmented"] + sum(facts["unfit"].values()) == 2 * 20
+    assert [ids(task, part) for part in ("dev", "eval")] == [
+        ids(plain, part) for part in ("dev", "eval")
+    ]
+    again = build(run)
+    assert again.lineage() == facts and again.examples() == task.examples()
+    (run.folder / "augmented.json").unlink()
+    with pytest.raises(DataError, match="augmented.json is gone"):
+        build(run)
+
+
+def test_a_models_rows_are_asked_for_once_and_bad_ones_dropped(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Client:
+        def __init__(self, url: str, model: str | None) -> None:
+            asked.append(url)
+
+        def close(self) -> None:
+            asked.append("closed")
+
+    def replied(jobs: list, client: Any, reason: Any) -> list:
+        retold = [replace(j.row, question=f"Say what {j.row.question[8:]}") for j in jobs]
+        return [jobs[0].row, *retold[1:]]  # the first reply only repeats its question
+
+    monkeypatch.setattr("rlkit.answers.splits.ChatClient", Client)
+    monkeypatch.setattr("rlkit.answers.augment_llm.asked", replied)
+    run = run_of(data, answers={"augment": ["paraphrase"]})
+    task = build(run)
+    facts = task.lineage()
+    assert facts["unfit"] == {"the same question is there already": 1}
+    assert facts["augmented"] == len(task.states("train")) // 2
+    assert build(run).lineage() == facts
+    assert asked == [run.config.model.vllm_base_url, "closed"], "a second look asks nobody"

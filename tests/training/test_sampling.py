@@ -12,7 +12,7 @@ from transformers import Phi3Config
 
 from rlkit.errors import ModelError
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.prefix import check_length
+from rlkit.training.prefix import check_length, longest_text
 from rlkit.training.sampling import pick, sample_actions, uniform_numbers
 from tests.training.conftest import tiny_base, with_lora
 
@@ -85,6 +85,7 @@ def test_rotary_positions_that_change_with_the_length_of_a_call_are_refused_beyo
     )  # fmt: skip
     model = SimpleNamespace(config=config)
     check_length(model, 10, 6)
+    assert longest_text(config) == 16 < config.max_position_embeddings
     with pytest.raises(ModelError, match="beyond 16 tokens .longrope."):
         check_length(model, 10, 7)
 

@@ -103,3 +103,26 @@ def test_a_run_keeps_its_warm_start_by_what_was_trained(tmp_path):
     assert run.warm_start_folder == run.sft_folder / "adapter"
     full = config.with_overrides("lora.enabled=false")
     assert Run(full, run.folder).warm_start_folder == run.sft_folder / "model"
+
+
+def test_an_example_that_the_model_cannot_read_is_named_before_the_first_update():
+    model = with_lora(tiny_base(max_position_embeddings=16))
+    before = {name: p.clone() for name, p in trainable(model).items()}
+    examples = [Example([5] * 4, [6, 2], f"row-{n}") for n in range(9)]
+    examples.append(Example([5] * 10, [6] * 7, "row-long"))
+    said = (
+        "1 of 10 examples.* 16 tokens.*'row-long' with a prompt of 10 tokens and a completion of 7"
+    )
+    with pytest.raises(DataError, match=said):
+        train_sft(model, examples, SETTINGS, seed=1)
+    assert all(torch.equal(p, before[name]) for name, p in trainable(model).items())
+    assert len(train_sft(model, examples[:9], settings(batch_size=9), seed=1)) == 1
+
+
+def test_examples_know_whose_they_are(tokenizer):
+    pairs = [
+        ([{"role": "user", "content": "hi"}], "yes"),
+        ([{"role": "user", "content": "a"}], "b"),
+    ]
+    assert [e.name for e in encode_examples(tokenizer, pairs, names=["q7", "q9"])] == ["q7", "q9"]
+    assert [e.name for e in encode_examples(tokenizer, pairs)] == ["1", "2"]
