@@ -241,7 +241,7 @@ def given_rows(source: Any, split: str, name: str) -> Iterable[Any]:
         )
     splits = source if isinstance(source, Mapping) else {"train": source}
     rows = splits.get(split, ())
-    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
+    if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
         raise DataError(
             f"dataset {name} gives a {type(rows).__name__} as rows of {split}; give a list of "
             "{question, answer}."

@@ -34,7 +34,7 @@ from rlkit.answers.numbers import (
 )
 
 __all__ = [
-    "Extracted", "Number", "extract_answer", "has_final_answer", "parse_number", "same_answer",
+    "Extracted", "Number", "extract_answer", "parse_number", "same_answer",
     "visible_text",
 ]  # fmt: skip
 MARKERS = ("boxed", "final_answer", "hashes")
@@ -95,12 +95,6 @@ def extract_answer(text: str) -> Extracted | None:
         if answer is not None:
             return answer
     return _last_number(text[-MAX_TAIL:])
-
-
-def has_final_answer(text: str) -> bool:
-    """Whether the format is kept: the last marker (rule 2) has a number behind it."""
-    answer = extract_answer(text)
-    return answer is not None and answer.how in MARKERS
 
 
 def same_answer(a: Any, b: Any) -> bool:

@@ -24,7 +24,7 @@ from rlkit.answers.quality_checks import (
     usable,
 )
 from rlkit.answers.rows import Row
-from rlkit.errors import DataError, ModelError
+from rlkit.errors import DataError
 
 __all__ = ["Finding", "check_data_quality", "find_problems", "problem_table"]
 CountTokens = Callable[[str], int]
@@ -69,23 +69,12 @@ def find_problems(
 def model_limits(config: Any) -> dict[str, Any]:
     """`count_tokens` and `max_tokens` of the base model of a RunConfig, for the two functions
     above. Raises ModelError where it is not there."""
-    import transformers  # loads slowly
+    from rlkit.training.policy import prompt_counter  # loads torch
+    from rlkit.training.prefix import longest_text_of
 
-    from rlkit.training.models import resolve_base_model
-    from rlkit.training.policy import prompt_counter
-    from rlkit.training.prefix import longest_text
-
-    asked = config.model
-    try:
-        found = transformers.AutoConfig.from_pretrained(
-            resolve_base_model(asked.base_model_path), trust_remote_code=asked.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"the model {asked.base_model_path!r} has no config that can be read "
-            f"({type(error).__name__}); check model.base_model_path."
-        ) from error
-    return {"count_tokens": prompt_counter(config), "max_tokens": longest_text(found)}
+    model = config.model
+    most = longest_text_of(model.base_model_path, trust_remote_code=model.trust_remote_code)
+    return {"count_tokens": prompt_counter(config), "max_tokens": most}
 
 
 def problem_table(findings: Sequence[Finding]) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from rlkit.answers.datasets import Parts, Row, load_rows, split_rows
 from rlkit.answers.rows import rows_from
 from rlkit.errors import DataError
 from rlkit.files import read_json, read_object, write_json
-from rlkit.practice.splits import NAME, PARTS
+from rlkit.practice.splits import NAME, PARTS, restored_parts
 
 AUGMENTED = "augmented.json"
 
@@ -49,7 +49,8 @@ def kept_parts(folder: str | Path, config: Any) -> tuple[dict[str, list[Row]], d
         parts["train"] += new
     else:
         new, unfit = _augmented(path.with_name(AUGMENTED), None, config)
-        parts = _restored(path, kept, [*chain(*split.values()), *new], dataset)
+        by_id = {row.id: row for row in (*chain(*split.values()), *new)}
+        parts = restored_parts(path, kept, "rows", by_id, f"{dataset} no longer has")
     facts = {
         "dataset": dataset,
         "data_fingerprint": fingerprint(parts),
@@ -129,27 +130,3 @@ def _augmented(
 
 def _client(config: Any) -> ChatClient:
     return ChatClient(config.model.vllm_base_url, config.model.checker_model)
-
-
-def _restored(path: Path, kept: Any, rows: Iterable[Row], dataset: str) -> dict[str, list[Row]]:
-    ids = kept.get("rows") if isinstance(kept, Mapping) else None
-    if (
-        not isinstance(ids, Mapping)
-        or kept.get("schema") != 1
-        or not all(
-            isinstance(ids.get(part), list) and all(isinstance(i, str) for i in ids[part])
-            for part in PARTS
-        )
-    ):
-        raise DataError(
-            f"{path} is no splits file of task answers (it needs `rows` with the lists train, "
-            "dev, eval); restore it, or delete it to split anew."
-        )  # fmt: skip
-    by_id = {row.id: row for row in rows}
-    gone = [row_id for part in PARTS for row_id in ids[part] if row_id not in by_id]
-    if gone:
-        raise DataError(
-            f"{path} lists {len(gone)} rows that {dataset} no longer has, first {gone[0][:60]}; "
-            "restore the dataset, or start a run of another name."
-        )
-    return {part: [by_id[row_id] for row_id in ids[part]] for part in PARTS}

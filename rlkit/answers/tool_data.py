@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from rlkit.answers.datasets import load_rows, register_dataset, rl_rows, sft_rows
+from rlkit.answers.datasets import given_rows, load_rows, register_dataset, rl_rows, sft_rows
 from rlkit.answers.extract import extract_answer
 from rlkit.answers.rewards import register_reward_function
 from rlkit.answers.rows import QUESTION, Row, rows_from
@@ -36,17 +36,9 @@ def own_rows(given: Any, name: str) -> dict[str, list[Row]]:
     DatasetDict. A row {prompt, completion} without a question, as SFT sets have it, gets its
     answer from its completion. Raises DataError (BadRow) for what cannot be used."""
     splits = given if isinstance(given, Mapping) else {"train": given}
-    if "train" not in splits:
-        raise DataError(
-            f"{name} has the splits {', '.join(map(str, splits)) or 'none'}; it needs 'train', and "
-            "'test' where there is one."
-        )
     found = {}
-    for split, rows in splits.items():
-        if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
-            raise DataError(
-                f"{name} is a {type(rows).__name__}; give a list of {{question, answer}}."
-            )
+    for split in splits or {"train": ()}:
+        rows = given_rows(splits, split, name)
         found[str(split)] = rows_from(map(_with_question, rows), f"{name}-{split}")
     if not found["train"]:
         raise DataError(f"{name} holds no rows; give at least two questions with their answers.")

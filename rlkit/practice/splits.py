@@ -44,7 +44,17 @@ def _as_json(splits: Splits) -> dict[str, Any]:
 
 def _restored(path: Path, kept: Any, states: Sequence[State]) -> Splits:
     by_id = {state.state_id: state for state in states}
-    ids = kept.get("states") if isinstance(kept, Mapping) else None
+    parts = restored_parts(path, kept, "states", by_id, "are no longer recorded")
+    how, shared = str(kept.get("how")), int(kept.get("shared_gold", 0))
+    return Splits(*parts.values(), how=how, shared_gold=shared)
+
+
+def restored_parts(
+    path: Path, kept: Any, key: str, by_id: Mapping[str, Any], lost: str
+) -> dict[str, list[Any]]:
+    """What stands under the ids of `kept[key]`, by part. Raises DataError where that is no splits
+    file, or lists ids that are gone, of which `lost` says how."""
+    ids = kept.get(key) if isinstance(kept, Mapping) else None
     if (
         not isinstance(ids, Mapping)
         or kept.get("schema") != 1
@@ -54,14 +64,13 @@ def _restored(path: Path, kept: Any, states: Sequence[State]) -> Splits:
         )
     ):
         raise DataError(
-            f"{path} is no splits file of schema 1 (it needs `states` with the lists train, dev, "
+            f"{path} is no splits file of schema 1 (it needs `{key}` with the lists train, dev, "
             "eval); restore it, or delete it to split anew."
         )
-    gone = [state_id for part in PARTS for state_id in ids[part] if state_id not in by_id]
+    gone = [one for part in PARTS for one in ids[part] if one not in by_id]
     if gone:
         raise DataError(
-            f"{path} lists {len(gone)} states that are no longer recorded, first {gone[0]}; "
-            "restore the rounds, or start a run of another name."
+            f"{path} lists {len(gone)} {key} that {lost}, first {gone[0][:60]}; "
+            "restore them, or start a run of another name."
         )
-    parts = [[by_id[state_id] for state_id in ids[part]] for part in PARTS]
-    return Splits(*parts, how=str(kept.get("how")), shared_gold=int(kept.get("shared_gold", 0)))
+    return {part: [by_id[one] for one in ids[part]] for part in PARTS}

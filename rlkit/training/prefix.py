@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from rlkit.errors import ModelError
 from rlkit.training.caches import PromptCache, PromptRead
+from rlkit.training.models import resolve_base_model
 
 
 def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -43,6 +45,20 @@ def longest_text(config: Any) -> int | None:
     """The tokens of prompt and action together that a model with this (transformers) config may
     be given; None where it names no limit."""
     return min(filter(None, _limits(config)), default=None)
+
+
+def longest_text_of(base_path: str, *, trust_remote_code: bool = False) -> int | None:
+    """`longest_text` of a base model that is not loaded. Raises ModelError without a config."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            resolve_base_model(base_path), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"the model {base_path!r} has no config that can be read ({type(error).__name__}); "
+            "check model.base_model_path."
+        ) from error
+    return longest_text(config)
 
 
 def _limits(config: Any) -> tuple[int | None, int | None]:

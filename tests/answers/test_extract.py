@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.answers.extract import (
+    MARKERS,
     extract_answer,
-    has_final_answer,
     parse_number,
     same_answer,
     visible_text,
@@ -112,19 +112,19 @@ NOTHING = [
 def test_the_last_marker_wins_and_is_the_format(text: str) -> None:
     found = extract_answer(text)
     assert found is not None and (found.value, found.how) == MARKED[text]
-    assert has_final_answer(text)
+    assert found.how in MARKERS
 
 
 @pytest.mark.parametrize("text", UNMARKED)
 def test_without_a_marker_the_answer_is_read_but_the_format_is_not_kept(text: str) -> None:
     found = extract_answer(text)
     assert found is not None and (found.value, found.how) == UNMARKED[text]
-    assert not has_final_answer(text)
+    assert found.how not in MARKERS
 
 
 @pytest.mark.parametrize("text", NOTHING)
 def test_what_holds_no_answer_has_none(text: str) -> None:
-    assert extract_answer(text) is None and not has_final_answer(text)
+    assert extract_answer(text) is None
 
 
 def test_the_number_is_told_as_it_was_read() -> None:

@@ -20,7 +20,7 @@ from rlkit.answers.quality import (
 )
 from rlkit.answers.quality_checks import places
 from rlkit.config import RunConfig
-from rlkit.errors import ConfigError, DataError
+from rlkit.errors import ConfigError, DataError, ModelError
 
 
 def good(n):
@@ -270,3 +270,9 @@ def test_the_models_own_positions_bound_a_row_and_not_what_its_tokenizer_says():
     long = {"question": "How many? " + "and so on " * most, "answer": "1\n#### 1"}
     (said,) = [s for s in check_data_quality([long], **limits) if s.startswith("too long")]
     assert f"more than {most} tokens" in said
+
+
+def test_a_model_without_a_config_is_one_sentence(tmp_path):
+    config = RunConfig.from_sections(model={"base_model_path": str(tmp_path)})
+    with pytest.raises(ModelError, match="no config|no model|config.json"):
+        model_limits(config)

@@ -113,7 +113,7 @@ def test_a_changed_dataset_is_one_sentence(data: Path, changed: list, words: str
 def test_a_splits_file_of_another_kind_is_one_sentence(data: Path, damaged: Any) -> None:
     run = run_of(data)
     (run.folder / "splits.json").write_text(json.dumps(damaged), encoding="utf-8")
-    with pytest.raises(DataError, match="is no splits file of task answers"):
+    with pytest.raises(DataError, match="is no splits file of schema 1 .it needs `rows`"):
         build(run)
 
 
