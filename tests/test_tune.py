@@ -419,19 +419,21 @@ def test_the_winner_is_evaluated_once_on_the_test_split_and_both_values_are_told
     tmp_path, trained, judged
 ):
     trained.curve = lambda config, number: [0.0, [0.2, 0.9, 0.4, 0.95][number]]
-    study = Study(config_of(tmp_path), quiet)
+    study = Study(config_of(tmp_path, evaluation={"checkpoint": "best"}), quiet)
     study.run()
     winner = evaluate_winner(study, log=quiet)
     assert (winner["trial"], winner["dev"], winner["dev_median"]) == (1, 0.9, 0.4)
     assert evaluate_winner(study, log=quiet) == winner and len(judged) == 1
     assert (judged[0].run_name, judged[0].evaluation.split) == ("toy-random-trial-001", "eval")
     assert "tuned" in judged[0].evaluation.policies
+    assert judged[0].evaluation.checkpoint == "newest", "dev compared the last one"
     text = summary_text(study, winner)
     assert "eval/reward is 0.9, the best of 3 (their median: 0.4)" in text
     assert "tuned: 0.25 (95 % interval 0.125 to 0.5, n = 10 questions)" in text
     assert "looked at once" in text and (study.folder / "summary.md").read_text() == text + "\n"
     # a fourth trial wins: the test split is no longer untouched
-    longer = Study(config_of(tmp_path, tune={"trials": 4}), quiet)
+    best = {"checkpoint": "best"}
+    longer = Study(config_of(tmp_path, evaluation=best, tune={"trials": 4}), quiet)
     longer.run()
     assert "looked at 2 times" in summary_text(longer, evaluate_winner(longer, log=quiet))
 
