@@ -1,4 +1,4 @@
-"""The sign of a user's function: the same in every process, another where the function is edited."""
+"""The sign of a user's function: alike in every process, another where the function is edited."""
 
 from __future__ import annotations
 
