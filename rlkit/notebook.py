@@ -181,10 +181,11 @@ class LiveCurves:
 
 def practice_round(task: Any, state: Any) -> pd.DataFrame:
     """What a known action of a state is worth when it is played now: the recorded clues, or the
-    known solution. Prints it with its reward; the table holds the documents, or the components."""
-    text = task.known_action(state)
+    known solution. Prints it with its reward; the table holds the documents, or the components.
+    A task without `known_action` has the empty one scored."""
+    text = task.known_action(state) if hasattr(task, "known_action") else ""
     (score,) = task.score(state, [text])
-    print(f"{state.question}\n\n{text}\n\nreward: {score.reward}")
+    print(f"{getattr(state, 'question', '')}\n\n{text}\n\nreward: {score.reward}")
     parts = score.components
     if "documents" in parts:
         return pd.DataFrame(parts["documents"], columns=["title", "verdict", "new", "clue"])

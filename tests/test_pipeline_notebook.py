@@ -36,6 +36,15 @@ def test_it_runs_headless_and_leaves_its_files(headless):
     )
 
 
+@pytest.mark.parametrize("name", ["inspect", "sft", "train", "evaluate", "merge"])
+def test_the_notebooks_of_the_search_task_serve_this_one_too(name, headless):
+    folder, _ = headless  # all read the run that the pipeline made
+    notebook = run_notebook(name, folder.parent, parameters(folder.parent))
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    assert not [out.text for out in outputs if out.get("name") == "stderr"]
+    assert any("image/png" in out.get("data", {}) for out in outputs), "one figure to look at"
+
+
 def test_below_the_threshold_its_later_cells_run_all_the_same(own_kernel, tmp_path):  # noqa: F811
     given = parameters(tmp_path)
     given["answers"] = given["answers"] | {"sft_accuracy_threshold": 0.9}

@@ -107,6 +107,10 @@ class AnswerTask:
         """What SFT learns: each training state with its worked solution."""
         return [(state, state.completion) for state in self.splits["train"]]
 
+    def known_action(self, state: AnswerState) -> str:
+        """The worked solution of a state, as the policy would write it; for a look at it."""
+        return state.completion
+
     def lineage(self) -> dict[str, Any]:
         """What the data was: for the run's `lineage.json`."""
         return {**self.facts, "parts": self.splits.describe()}

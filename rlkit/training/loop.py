@@ -20,7 +20,7 @@ from rlkit.run import Run
 from rlkit.training import alarms
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.models import resolve_base_model
-from rlkit.training.monitor import Monitor
+from rlkit.training.monitor import Monitor, check_trackers
 from rlkit.training.policy import load_model_with_lora, prompt_counter
 from rlkit.training.schedule import state_order
 from rlkit.training.sft import (
@@ -55,6 +55,7 @@ def train_run(
 
 def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
     """Stage 1: what the task learns from, and the states of each split."""
+    check_trackers(config)
     task = build_task(config, run, progress=now_and_then(log), count_tokens=prompt_counter(config))
     damaged = getattr(task, "damaged", ())
     for file in damaged[:5]:

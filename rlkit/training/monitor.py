@@ -3,11 +3,21 @@ libraries."""
 
 from __future__ import annotations
 
+import importlib.util
 import uuid
 from typing import Any
 
 from rlkit.errors import ConfigError
 from rlkit.files import write_text
+
+
+def check_trackers(config: Any) -> None:
+    """Raise ConfigError where W&B is asked for and not installed, before anything is done."""
+    if config.monitoring.use_wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            "monitoring.use_wandb is true, but wandb is not installed; install the extra "
+            "'tracking', or set monitoring.use_wandb to false."
+        )
 
 
 class Monitor:
@@ -51,13 +61,9 @@ class Monitor:
 
 
 def _start_wandb(config: Any, run: Any) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise ConfigError(
-            "monitoring.use_wandb is true, but wandb is not installed; install the extra "
-            "'tracking', or set monitoring.use_wandb to false."
-        ) from error
+    check_trackers(config)
+    import wandb
+
     try:
         return wandb.init(
             project=config.monitoring.wandb_project,
