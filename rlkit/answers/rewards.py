@@ -71,11 +71,14 @@ def check_reward_function(name: str, function: RewardFunction) -> None:
 
 
 def accuracy(settings: Any = None) -> RewardFunction:
-    """1 for an answer that equals `ground_truth` exactly, else 0."""
+    """1 for an answer that equals `ground_truth` exactly, else 0; None where `ground_truth` is
+    nothing that could be equalled."""
 
-    def reward(completions: Sequence[str], *, ground_truth: Sequence[Any], **_: Any) -> list[float]:
+    def reward(
+        completions: Sequence[str], *, ground_truth: Sequence[Any], **_: Any
+    ) -> list[float | None]:
         pairs = zip(completions, ground_truth, strict=True)
-        return [float(_is_right(extract_answer(text), gold)) for text, gold in pairs]
+        return [_is_right(extract_answer(text), answer_value(gold)) for text, gold in pairs]
 
     return reward
 
@@ -247,8 +250,8 @@ class _Own:
         return number
 
 
-def _is_right(answer: Extracted | None, gold: Any) -> bool:
-    return answer is not None and answer.value == answer_value(gold)
+def _is_right(answer: Extracted | None, gold: Any) -> float | None:
+    return None if gold is None else float(answer is not None and answer.value == gold)
 
 
 def _lengths(completions: Sequence[str], columns: Mapping[str, Any]) -> Sequence[int]:

@@ -19,7 +19,7 @@ from rlkit.answers.datasets import load_rows, register_dataset
 from rlkit.answers.evaluation import check_model, evaluate_model
 from rlkit.answers.rewards import AnswerReward, check_reward_function
 from rlkit.answers.tool_data import dataset_name, described, loaded, own_rows, reward_settings
-from rlkit.answers.tool_parameters import ToolParameters
+from rlkit.answers.tool_parameters import REWARDS, ToolParameters
 from rlkit.answers.tool_training import train
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, DataError, RlkitError
@@ -108,6 +108,10 @@ class RLTrainingTool:
         under a dataset's name it is that dataset's reward. Raises ConfigError."""
         if not isinstance(name, str) or not name.strip():
             raise ConfigError(f"{name!r} is no name of a reward function; give a text.")
+        if name in REWARDS:
+            raise ConfigError(
+                f"{name} is a built-in reward ({', '.join(REWARDS)}); give yours another name."
+            )
         check_reward_function(getattr(reward_fn, "__name__", name), reward_fn)
         self.rewards[name] = reward_fn
 

@@ -50,6 +50,11 @@ def _with_question(row: Any) -> Any:
         return row
     if not isinstance(row.get("prompt"), str) or not isinstance(row.get("completion"), str):
         return row  # reading it says what is missing
+    if "<|" in row["prompt"] or "[INST]" in row["prompt"]:
+        raise DataError(
+            f"the prompt {row['prompt'][:40]!r}... holds the markers of a chat template, and would "
+            "be put into another one; give the question alone, as `question` or as `prompt`."
+        )
     answer = extract_answer(row["completion"])
     others = {k: v for k, v in row.items() if k not in ("prompt", "completion", "text")}
     own = {"question": row["prompt"], "full_answer": row["completion"]}

@@ -206,3 +206,10 @@ def test_a_registered_function_has_a_path_that_the_parameters_take(
             register_reward_function(name, len)
     with pytest.raises(ConfigError, match="mine is of type int"):
         register_reward_function("mine", 3)
+
+
+def test_what_no_answer_can_equal_is_unscorable_and_not_wrong():
+    given = rewards.accuracy()(["Final Answer: 1"] * 3, ground_truth=["yes", "", "1"])
+    assert given == [None, None, 1.0]
+    reward = AnswerReward(settings(rewards=["accuracy", "steps"]))
+    assert reward(["Final Answer: 1"], {"ground_truth": ["abc"]})[0].reward is None

@@ -378,3 +378,18 @@ def test_a_small_real_model_learns_the_form_from_a_few_solutions(tool, tmp_path)
         return found["format_correctness"]
 
     assert format_correctness(str(tmp_path)) > format_correctness("smollm2-135m-instruct") + 0.3
+
+
+def test_a_prompt_with_a_chat_template_is_refused_and_a_plain_one_is_a_question(tool):
+    rows = [{"prompt": "<|im_start|>user\nHow many?<|im_end|>", "completion": "2"}] * 3
+    refused = tool.run({"action": "register_dataset", "name": "mine", "custom_dataset": rows})
+    assert refused["status"] == "error" and "markers of a chat template" in refused["message"]
+    rows = [{"prompt": f"How many, {n}?", "completion": f"Final Answer: {n}"} for n in range(3)]
+    known = tool.run({"action": "register_dataset", "name": "mine", "custom_dataset": rows})
+    assert known["dataset_size"] == 3
+
+
+def test_a_built_in_reward_keeps_its_name(tool):
+    given = {"name": "accuracy", "custom_reward": lambda completions, **_: [0.0] * len(completions)}
+    refused = tool.run({"action": "register_reward_function", **given})
+    assert refused["status"] == "error" and "is a built-in reward" in refused["message"]
