@@ -177,6 +177,7 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
                     run.set_status("stopped", step=trainer.progress.step)
                     log(f"stopped after step {trainer.progress.step}; the same command goes on")
                     return "stopped"
+            run.set_status("finished", step=total)
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = f"{type(error).__name__}: {error}"[:500]
@@ -185,7 +186,6 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
         raise
     finally:
         monitor.close()
-    run.set_status("finished", step=total)
     return "finished"
 
 
