@@ -1,15 +1,20 @@
 """The final answer of a completion, as an exact number.
 
 Rules, the first that applies decides:
-1. thinking is dropped, closed or cut off;
+1. thinking is dropped, closed or cut off, and so are calculator marks (`<<48+24=72>>`);
 2. the last marker wins, of `\\boxed{...}` (`boxed`), `Final Answer:`, `最终答案`, `<answer>`
-   (`final_answer`) and `#### 72` (`hashes`). The first number behind it counts, or the result
-   of the equation that it begins (`Final Answer: 48 + 24 = 72`). A marker with no number behind
-   it, or a box that was cut off, is no answer;
+   (`final_answer`) and `#### 72` (`hashes`). A marker with no number behind it, or a box that
+   was cut off, is no answer;
 3. the last `The answer is ...`, `Answer: 72`, `答案是 72` with a number behind it (`answer_is`);
-   here and in 2., a number that is denied is passed over (`is not 72 but 70`);
-4. the last clause with a number: what its last `=` equals (`equation`), or its last number
-   (`last_number`). Only the end of a long text is looked at.
+4. the last clause with a number (`equation` behind a `=`, else `last_number`). Only the end of a
+   long text is looked at.
+
+Which number of these words it is: a number that is denied is passed over (`is not 72 but 70`).
+One value alone is the answer. Of several, what follows the first clause that a number begins is
+passed over (`72. Check: ...`), else what follows the first sentence; then the number directly
+behind `=`, `:` or `is` (`20% of 50 is 10`), as long as there is one; then the number in front
+of a phrase such as `in 2 months`. Anything else is doubtful and no answer: `On day 3 she has 72
+clips`, `5 hours 30 minutes`.
 
 What a number is: numbers.py. Completions are untrusted: reading is linear and never raises."""
 
@@ -18,11 +23,10 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlkit.answers.numbers import (
     Found,
@@ -39,6 +43,7 @@ __all__ = [
 ]  # fmt: skip
 MARKERS = ("boxed", "final_answer", "hashes")
 MAX_BEHIND = 400  # characters behind a marker, or inside a box, that are read
+MAX_NUMBERS = 40  # of the last clause; with more there is no answer
 MAX_TAIL = 20_000  # characters at the end of a text in which the last number is looked for
 
 _THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
@@ -66,11 +71,21 @@ _ANSWER_IS = re.compile(
 _BRACE = re.compile(r"[{}]")
 _WORD = re.compile(r"[^\W_]")
 _DENIED = re.compile(r"(?:\bnot|n't|不是|并非)\s*(?:equal to\s*)?[*$]{0,3}$", re.IGNORECASE)
-_CLAUSE_END = re.compile(
-    r"[.!?;,](?=\s|[*_\"')]|$)|[。！？；，（\n]| \(|\b(?:because|since)\b|因为", re.IGNORECASE
+_SENTENCE_END = r"[.!?;](?=\s|[*_\"')]|$)|[。！？；\n]| \(|（|\b(?:because|since)\b|因为"
+_ENDS = {
+    "sentence": re.compile(_SENTENCE_END, re.IGNORECASE),
+    "clause": re.compile(
+        rf"{_SENTENCE_END}|,(?=\s|[*_\"')]|$)(?!\s*[$(]?[0-9])|，(?![0-9])", re.IGNORECASE
+    ),
+}
+_DECIDES = re.compile(
+    r"(?:(?<![<>!=])=(?!=)>?|:|是|为|等于|\b(?:is|are|was|were|equals?|makes?|gives?|totals)\b)"
+    r"(?:\s*+(?:about|exactly|equal to|a total of)\b)?+",
+    re.IGNORECASE,
 )
-_EQUALS = re.compile(r"(?<![<>!=])=(?!=)")
-_GOES_ON = re.compile(r"\s*[-+*/×÷]\s*[$(]?[0-9]|\s*[xX]\s*[0-9]")
+_ASIDE = re.compile(r"\s?[^\W\d_][^,;:=0-9]{0,60}?\b(?:in|for|out of|after|at|on|during|within)\b")
+_MARKS = re.compile(r"<<[^<>\n]*+>>")
+_TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,20}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +101,14 @@ class Extracted:
 @lru_cache(maxsize=256)  # each part of a reward asks for it
 def extract_answer(text: str) -> Extracted | None:
     """The final answer of a completion (rules: head of this file), or None where there is none."""
-    text = plain_signs(visible_text(text))
+    text = plain_signs(_MARKS.sub("", visible_text(text)))
     marker = _last_marker(text)
     if marker is not None:
         return _behind(marker, text)
     for found in reversed(deque(_ANSWER_IS.finditer(text), maxlen=20)):
-        answer = _answer_in(_first_line(text, found.end()), "answer_is", bool(found["label"]))
-        if answer is not None:
-            return answer
+        words = _numbers_in(_first_line(text, found.end()))
+        if words.numbers and not (found["label"] and _WORD.search(words.text, 0, words.first)):
+            return _answer_in(words, "answer_is")
     return _last_number(text[-MAX_TAIL:])
 
 
@@ -138,8 +153,8 @@ def _behind(marker: re.Match[str], text: str) -> Extracted | None:
     how = marker.lastgroup or ""
     if how == "boxed":
         inside = _inside_box(text, marker.end())
-        return None if inside is None else _answer_in(inside, how)
-    return _answer_in(_first_line(text, marker.end()), how)
+        return None if inside is None else _answer_in(_numbers_in(inside), how)
+    return _answer_in(_numbers_in(_first_line(text, marker.end())), how)
 
 
 def _inside_box(text: str, start: int) -> str | None:
@@ -158,47 +173,87 @@ def _first_line(text: str, start: int) -> str:
     return next((line for line in lines if _WORD.search(line)), "")
 
 
-def _answer_in(segment: str, how: str, at_once: bool = False) -> Extracted | None:
-    """The first number, or the result of the equation that its clause holds; `at_once`: only
-    signs may stand before it."""
-    text = plain_math(segment)
-    numbers = [n for n in find_numbers(text) if not _denied(text, n)]
-    if not numbers or (at_once and _WORD.search(text[: numbers[0].start])):
-        return None
-    first = numbers[0]
-    stop = _CLAUSE_END.search(text, first.end)
-    result = _result(text, numbers, first.end, stop.start() if stop else len(text))
-    return _extracted(text, result or first, how)
+class _Words(NamedTuple):
+    text: str
+    numbers: list[Found]
+
+    @property
+    def first(self) -> int:
+        return self.numbers[0].start
+
+
+def _numbers_in(segment: str) -> _Words:
+    text = plain_math(_TAG.sub(" ", segment)).strip()
+    numbers = [n for n in find_numbers(text) if n.parts and not _denied(text, n)]
+    return _Words(text, numbers)
 
 
 def _denied(text: str, number: Found) -> bool:
     return bool(_DENIED.search(text[max(number.start - 20, 0) : number.start]))
 
 
-def _result(text: str, numbers: Iterable[Found], start: int, stop: int) -> Found | None:
-    """The number behind the last `=` between `start` and `stop`, unless a calculation goes on
-    there."""
-    equals = max((e.start() for e in _EQUALS.finditer(text, start, stop)), default=None)
-    if equals is None:
+def _answer_in(words: _Words, how: str, start: int = 0) -> Extracted | None:
+    text, number = words.text, _decide(words, start)
+    if number is None or number.value is None:
         return None
-    behind = next((n for n in numbers if equals < n.start < stop), None)
-    return None if behind is None or _GOES_ON.match(text, behind.end) else behind
+    equals = text[: number.start].rstrip(" $*(").endswith("=")
+    how = how or ("equation" if equals else "last_number")
+    return Extracted(number.value, text[number.start : number.end].strip(), how)
+
+
+def _decide(words: _Words, at: int) -> Found | None:
+    """The number that the words tell from `at` on (rules: head of this file)."""
+    text, numbers = words
+    before = told = False
+    while numbers:
+        first = numbers[0]
+        begins = not _WORD.search(text, at, first.start)
+        end = _ENDS["clause" if begins else "sentence"].search(text, first.end)
+        stop = end.start() if end else len(text)
+        one = len({n.value for n in numbers}) == 1
+        numbers = [n for n in numbers if n.start < stop]
+        if one or len({n.value for n in numbers}) == 1:
+            plain = next((n for n in reversed(numbers) if n.parts == 1), None)
+            return plain or (None if before else first)
+        decided = _decided(text, numbers, at, stop)
+        if decided is None:
+            between = text[first.end : numbers[1].start]
+            return first if begins and _aside(text[first.start], between) else None
+        count, sign = decided
+        if told and count and sign[0][0] != "=":  # Tom is 7 and Ann is 9
+            return None
+        told = told or sign[0][0] != "="
+        at, numbers, before = sign.end(), numbers[count:], before or count > 0
+    return None
+
+
+def _aside(first: str, between: str) -> bool:
+    """Whether the next number belongs to a phrase behind the unit: `$5 for`, `72 clips in`."""
+    return bool(_ASIDE.match("dollars" * (first in "$€£¥") + between))
+
+
+def _decided(
+    text: str, numbers: list[Found], start: int, stop: int
+) -> tuple[int, re.Match[str]] | None:
+    """The first `=`, `:` or `is` with a number directly behind it, after the number of numbers
+    that stand before it."""
+    count = 0
+    for sign in _DECIDES.finditer(text, start, stop):
+        while count < len(numbers) and numbers[count].start < sign.end():
+            count += 1
+        if count == len(numbers):
+            return None
+        if not _WORD.search(text, sign.end(), numbers[count].start):
+            return count, sign
+    return None
 
 
 def _last_number(tail: str) -> Extracted | None:
     for line in reversed(tail.splitlines()):
-        text = plain_math(line)
-        numbers = [n for n in find_numbers(text) if n.value is not None and not _denied(text, n)]
-        if numbers:
-            ends = [end.end() for end in _CLAUSE_END.finditer(text, 0, numbers[-1].start)]
-            start = ends[-1] if ends else 0
-            result = _result(text, numbers, start, len(text))
-            how = "equation" if result else "last_number"
-            return _extracted(text, result or numbers[-1], how)
+        words = _numbers_in(line)
+        if words.numbers:
+            ends = [end.end() for end in _ENDS["clause"].finditer(words.text)]
+            start = max((end for end in ends if end <= words.numbers[-1].start), default=0)
+            clause = _Words(words.text, [n for n in words.numbers if n.start >= start])
+            return _answer_in(clause, "", start) if len(clause.numbers) <= MAX_NUMBERS else None
     return None
-
-
-def _extracted(text: str, number: Found, how: str) -> Extracted | None:
-    if number.value is None:
-        return None
-    return Extracted(number.value, text[number.start : number.end].strip(), how)

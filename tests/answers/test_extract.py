@@ -47,8 +47,27 @@ MARKED = {
     "Final Answer: 72 (since 96 - 24 = 72, and 72 - 24 = 48)": (72, "final_answer"),
     "Final Answer: 72. Check: 72 - 24 = 48": (72, "final_answer"),
     "Final Answer: 72 = 48 + 24": (72, "final_answer"),
-    "Final Answer: 12 apples and 5 pears": (12, "final_answer"),
-    "Final Answer: 5–10": (5, "final_answer"),
+    "Final Answer: 72 clips in 2 months": (72, "final_answer"),
+    "Final Answer: $15 for 2 of them": (15, "final_answer"),
+    "Final Answer: 20% of 50 is 10": (10, "final_answer"),
+    "Final Answer: between 2 and 3: 2.5": (Fraction(5, 2), "final_answer"),
+    "Final Answer: Option 2: 72": (72, "final_answer"),
+    "Final Answer: (a) 72": (72, "final_answer"),
+    "Final Answer: She sold 72 clips. That took 2 months.": (72, "final_answer"),
+    "Final Answer: $5 x 7": (35, "final_answer"),
+    "Final Answer: 3 + 4": (7, "final_answer"),
+    "Final Answer: 2 × (3 + 4)": (14, "final_answer"),
+    r"\boxed{6\times12}": (72, "boxed"),
+    "Final Answer: 5k": (5000, "final_answer"),
+    "Final Answer: $5M": (5_000_000, "final_answer"),
+    "Final Answer: 5 dozen eggs": (60, "final_answer"),
+    "Final Answer: 1_000": (1000, "final_answer"),
+    "Final Answer: 10^3": (1000, "final_answer"),
+    "Final Answer: 72 cm^2": (72, "final_answer"),
+    "Final Answer: 1 1/2.": (Fraction(3, 2), "final_answer"),
+    "Final Answer: 3⁄4": (Fraction(3, 4), "final_answer"),
+    "Final Answer: minus 72": (-72, "final_answer"),
+    r"\boxed{- 72}": (-72, "boxed"),
     "Final Answer: not 72 but 70": (70, "final_answer"),
     "Final Answer: 72\nI hope this helps in 2 days.": (72, "final_answer"),
     "Final Answer: 1\nWait.\nFinal Answer: 2": (2, "final_answer"),
@@ -71,6 +90,11 @@ UNMARKED = {
     "Answer: 72": (72, "answer_is"),
     "答案是 72": (72, "answer_is"),
     "答案是72个，用了3天": (72, "answer_is"),
+    "答案是负72": (-72, "answer_is"),
+    "It is negative 72.": (-72, "last_number"),
+    "- 72": (-72, "last_number"),
+    "48+24=<<48+24=73>>72": (72, "equation"),
+    "The 3 boxes hold 3*24=<<3*24=72>>72 clips": (72, "equation"),
     "答案不是72而是70": (70, "answer_is"),
     "48 + 24 = 72": (72, "equation"),
     "She sold 48 + 24 = 72 clips in 2 months.": (72, "equation"),
@@ -106,6 +130,22 @@ NOTHING = [
     "Final Answer: 7:30", r"\boxed{2\sqrt{3}}", r"\boxed{3\pi}", "1e999999999", "9" * 200,
     "Final Answer: 1e999999999", "<think>The answer is 5",
 ]  # fmt: skip
+
+
+DOUBTFUL = [
+    "5m", "5bn", "72²", "2^10", "72_8", "0x48", "sqrt(72)", "√72", r"\binom{7}{2}", "half of 72",
+    "72x", "2x3", "72 + x", "x - 72", "72/x", "x ≠ 72", r"x \ge 72", "x > 72", "more than 72",
+    "71 or 72", "x = 71 or x = 72", "71, 72, 73", "71 72", "70-72", "5–10", "1-1/2", "1. 72",
+    "1) 72", "5 hours 30 minutes", "5 feet, 6 inches", "5h30", "12 apples and 5 pears", "20% of 50",
+    "3 times 24", "72 and a half", "On day 3 she has 72 clips", "In 2 months, 72 clips",
+    "Tom is 72 and Ann is 48", "73 = 48 + 24", "48 clips + 24 clips", "*71* 72", "--72",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", DOUBTFUL)
+def test_a_number_of_something_larger_or_one_of_several_is_no_answer(words: str) -> None:
+    for text in (f"Final Answer: {words}", rf"\boxed{{{words}}}", f"The answer is {words}."):
+        assert extract_answer(text) is None
 
 
 @pytest.mark.parametrize("text", MARKED)
@@ -166,6 +206,7 @@ PIECES = [
     "9", "1,234,", "1 ", "-", "$", "\\boxed{", "Final Answer:", "final ", "final answer (",
     "<think>", "</think>", "<think></think>", "answer is ", "answer is 7:30 ", "#### ", "\n",
     "####1\n", "{", "= ", "not 5 ", "最终答案", "_", "final answer\n", "5, ", "1/", "1.", "1e",
+    "<<", "= 1 ", "is 1 ", "5 x ", "1 or ", "2 * (", "minus ", "<b>", "72, ", "and ", "}{",
     "\\frac{", "½", "1^", "\ud800", "\x00",
 ]  # fmt: skip
 
