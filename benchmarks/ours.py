@@ -39,7 +39,11 @@ class PromptState:
 
 
 class PromptTask:
-    """The least that a trainer needs: a state's prompt, and a reward for every completion."""
+    """The least that a trainer needs: a state's prompt, and a reward for every completion. The
+    states are handed to it step by step."""
+
+    def states(self, split: str) -> list[PromptState]:
+        return []
 
     def prompt(self, state: PromptState) -> list[dict[str, str]]:
         return [{"role": "user", "content": state.text}]

@@ -3,7 +3,6 @@ libraries."""
 
 from __future__ import annotations
 
-import importlib.util
 import uuid
 from typing import Any
 
@@ -13,11 +12,15 @@ from rlkit.files import write_text
 
 def check_trackers(config: Any) -> None:
     """Raise ConfigError where W&B is asked for and not installed, before anything is done."""
-    if config.monitoring.use_wandb and importlib.util.find_spec("wandb") is None:
+    if not config.monitoring.use_wandb:
+        return
+    try:
+        import wandb  # noqa: F401
+    except ImportError as error:
         raise ConfigError(
             "monitoring.use_wandb is true, but wandb is not installed; install the extra "
             "'tracking', or set monitoring.use_wandb to false."
-        )
+        ) from error
 
 
 class Monitor:
