@@ -36,7 +36,11 @@ __all__ = [
 ]
 SPLITS = ("train", "test")
 GSM8K = ("gsm8k", "openai/gsm8k")
-ARITHMETIC = {"arithmetic": "en", "arithmetic-zh": "zh"}
+ARITHMETIC: dict[str, dict[str, Any]] = {  # arguments of arithmetic_rows
+    "arithmetic": {},
+    "arithmetic-easy": {"steps": (2,), "largest": 12},
+    "arithmetic-zh": {"language": "zh"},
+}
 SIZES = {"train": 1000, "test": 300}  # of the generated sets, unless more are asked for
 DATA_SEED = 7  # the generated sets are the same in every run
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -56,8 +60,8 @@ def load_rows(
 ) -> list[Row]:
     """The rows of one split, `train` or `test`; of more than `max_samples`, a choice by `seed`.
 
-    `dataset` is `arithmetic` or `arithmetic-zh` (generated), `gsm8k` (from the hub), a registered
-    name, a folder with train.jsonl and test.jsonl, one file (train rows only), or `module:object`
+    `dataset` is `arithmetic`, `arithmetic-easy` or `arithmetic-zh` (generated), `gsm8k` (from the
+    hub), a registered name, a folder with train.jsonl and test.jsonl, one file (train rows only), or `module:object`
     (rows, {split: rows}, or a function of the split that returns them). Where there is no test
     split, `test` is empty, and `split_rows` parts what is there. Raises ConfigError for an unknown
     name or split, DataError where data is missing, and BadRow with file and line of a bad row.
@@ -172,7 +176,7 @@ def _check_shares(dev_ratio: float, train_ratio: float) -> None:
 def _rows(dataset: str, split: str, max_samples: int | None) -> list[Row]:
     if dataset in ARITHMETIC and dataset not in _registered:
         count = max(SIZES[split], max_samples or 0)
-        return arithmetic_rows(split, count, DATA_SEED, language=ARITHMETIC[dataset])
+        return arithmetic_rows(split, count, DATA_SEED, **ARITHMETIC[dataset])
     files = {} if dataset in (*_registered, *GSM8K) else files_of(dataset)
     if files:
         return rows_of_file(files[split]) if split in files else []

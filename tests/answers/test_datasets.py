@@ -409,3 +409,10 @@ def test_sft_and_rl_rows_have_the_fields_that_trainers_read(tmp_path):
         "full_answer": CLIPS["answer"],
         "level": 1,
     }
+
+
+def test_the_easy_problems_have_two_steps_and_numbers_to_twelve():
+    rows = load_rows("arithmetic-easy", "train", 50)
+    assert {row.columns["steps"] for row in rows} == {2}
+    assert max(value for row in rows for value in row.columns["values"]) <= 12
+    assert len(load_rows("arithmetic-easy", "test")) == 300
