@@ -61,9 +61,10 @@ def load_rows(
     """The rows of one split, `train` or `test`; of more than `max_samples`, a choice by `seed`.
 
     `dataset` is `arithmetic`, `arithmetic-easy` or `arithmetic-zh` (generated), `gsm8k` (from the
-    hub), a registered name, a folder with train.jsonl and test.jsonl, one file (train rows only), or `module:object`
-    (rows, {split: rows}, or a function of the split that returns them). Where there is no test
-    split, `test` is empty, and `split_rows` parts what is there. Raises ConfigError for an unknown
+    hub), a registered name, a folder with train.jsonl and test.jsonl, one file (train rows only),
+    or `module:object` (rows, {split: rows}, or a function of the split that returns them). Where
+    there is no test split, `test` is empty, and `split_rows` parts what is there. Raises
+    ConfigError for an unknown
     name or split, DataError where data is missing, and BadRow with file and line of a bad row.
     """
     if split not in SPLITS:
