@@ -64,8 +64,8 @@ def load_rows(
     hub), a registered name, a folder with train.jsonl and test.jsonl, one file (train rows only),
     or `module:object` (rows, {split: rows}, or a function of the split that returns them). Where
     there is no test split, `test` is empty, and `split_rows` parts what is there. Raises
-    ConfigError for an unknown
-    name or split, DataError where data is missing, and BadRow with file and line of a bad row.
+    ConfigError for an unknown name or split, DataError where data is missing, and BadRow with file
+    and line of a bad row.
     """
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}; allowed are {' and '.join(SPLITS)}.")
