@@ -59,8 +59,9 @@ WORDS = {
     },
 }
 
-_MEMBER = re.compile(r"(?<=[\"'“”’])(\s*)[:：]")
-_ANSWER = re.compile(r"(?<!\w)(d\d{1,4})(?!\w)([\s\"'”’)\]*_`]{0,4})[:：=|>–—-]", re.IGNORECASE)
+# each begins with the signs to look for, which is what makes a search fast
+_MEMBER = re.compile(r"([\"'“”’]\s*)[:：]")
+_ANSWER = re.compile(r"([dD](?<!\w[dD])\d{1,4}(?!\w)[\s\"'”’)\]*_`]{0,4})[:：=|>–—-]")
 _LIKE_A_COLON = "\u2236"  # RATIO: no parser takes it for a colon
 
 
@@ -82,8 +83,11 @@ def shown(title: str, text: str, language: str, max_chars: int) -> ShownDocument
 
 def _harmless(text: str) -> str:
     text = safe(one_line(text))
-    text = _MEMBER.sub(rf"\1{_LIKE_A_COLON}", text)
-    return _ANSWER.sub(rf"\1\2{_LIKE_A_COLON}", text)
+    return _ANSWER.sub(_defused, _MEMBER.sub(_defused, text))
+
+
+def _defused(found: re.Match[str]) -> str:
+    return found[1] + _LIKE_A_COLON
 
 
 def ids_of(documents: Sequence[Any]) -> list[str]:
