@@ -1,23 +1,28 @@
-"""Means with intervals, and paired differences: Student's t over questions, never over rounds.
+"""Means with intervals, and paired differences by question, never by round.
 
 Rounds of one question are not independent, so the caller averages within a question first and
 hands over one value per question. With n values, sample standard deviation s and
 t = the 97.5 % quantile of Student's t with n - 1 degrees of freedom, the 95 % interval is
 `mean ± t · s / √n` (Student 1908, "The probable error of a mean", Biometrika 6). With fewer than
-two values no interval exists: `low` and `high` are None and the mean stands alone.
+two values no interval exists: `low` and `high` are None and the mean stands alone. Differences
+of 100 questions and more have an interval from the bootstrap (bootstrap.py) instead; what both
+cover in simulations stands in docs/results.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-CONFIDENCE = 0.95
+from rlkit.results.bootstrap import CONFIDENCE, bca, smallest_effect
+
 ENOUGH_NON_ZERO = 20  # with fewer non-zero paired differences no effect is claimed
+BCA_FROM = 100  # questions; below, Student's t
+SKEWED = 0.2  # |skewness| / √n from which coverage suffers, see docs/results.md
 _ZERO = 1e-9  # rewards are rounded to 1e-6; anything smaller is the noise of averaging
 
 
@@ -38,6 +43,10 @@ class PairedInterval(NamedTuple):
     low: float | None
     high: float | None
     non_zero: int  # questions on which a and b differ
+    p: float | None = None  # two-sided, of no difference on average
+    method: str = "t"  # or "bca"
+    smallest_effect: float | None = None  # that this n shows with power 0.8, see bootstrap.py
+    skewness: float | None = None  # of the differences; 0 is symmetric
 
     @property
     def enough(self) -> bool:
@@ -53,14 +62,30 @@ class PairedInterval(NamedTuple):
             return "higher"
         return "lower" if self.high < 0 else "no clear difference"
 
+    @property
+    def caution(self) -> str:
+        """One sentence that a reader should have beside the interval, or ""."""
+        if not self.enough:
+            return (
+                f"Too few to say: {self.non_zero} of {self.n} questions differ, and an effect is "
+                f"claimed only where at least {ENOUGH_NON_ZERO} do."
+            )
+        if abs(self.skewness or 0.0) >= SKEWED * math.sqrt(self.n):
+            return (
+                f"The differences are strongly skewed ({self.skewness:+.1f} with n = {self.n}), so "
+                "that the interval misses the true mean more often than in 5 % of cases."
+            )
+        return ""
+
 
 def mean_interval(values: Iterable[float | None]) -> Interval:
-    """Mean and Student's t interval of one value per question; None and NaN are left out.
+    """Mean and Student's t interval of one value per question; what is None, NaN or infinite is
+    left out.
 
     n = 0 gives (0, None, None, None); n = 1 gives the value without an interval. Equal values
     have an interval of width 0.
     """
-    kept = np.array([v for v in values if v is not None and not math.isnan(v)], dtype=np.float64)
+    kept = np.array([v for v in values if v is not None and math.isfinite(v)], dtype=np.float64)
     n = len(kept)
     if n == 0:
         return Interval(0, None, None, None)
@@ -74,7 +99,7 @@ def mean_interval(values: Iterable[float | None]) -> Interval:
 def share_interval(values: Iterable[float | None]) -> Interval:
     """Mean of values that are 0 or 1, one per question, with the exact interval of a share
     (Clopper and Pearson 1934, "The use of confidence or fiducial limits", Biometrika 26)."""
-    kept = [v for v in values if v is not None and not math.isnan(v)]
+    kept = [v for v in values if v is not None and math.isfinite(v)]
     if not kept:
         return Interval(0, None, None, None)
     right = round(sum(kept))
@@ -82,30 +107,93 @@ def share_interval(values: Iterable[float | None]) -> Interval:
     return Interval(len(kept), right / len(kept), float(low), float(high))
 
 
-def paired_interval(a: Mapping[str, float], b: Mapping[str, float]) -> PairedInterval:
-    """Student's t interval of the differences a - b, paired by question.
+def paired_interval(a: Mapping[str, float | None], b: Mapping[str, float | None]) -> PairedInterval:
+    """The 95 % interval of the mean difference a - b, paired by question, and its p-value.
 
     `a` and `b` map a question's id to its value; questions that only one has, or whose value is
-    None or NaN in either, are left out.
+    None, NaN or infinite in either, are left out. Below `BCA_FROM` questions interval and p are
+    Student's t, from there those of `bca`. Where all differences are the same, the interval has
+    width 0 and p is the sign test's: 2 / 2ⁿ, or 1 where they are all 0.
     """
-    differences = paired_differences(a, b)
-    interval = mean_interval(differences.values())
-    return PairedInterval(*interval, non_zero=sum(abs(d) > _ZERO for d in differences.values()))
+    differences = np.sort(np.array([*paired_differences(a, b).values()], dtype=np.float64))
+    n, mean, low, high = mean_interval(differences)
+    non_zero = int((abs(differences) > _ZERO).sum())
+    if n < 2:
+        return PairedInterval(n, mean, low, high, non_zero)
+    if np.ptp(differences) <= _ZERO:
+        return PairedInterval(n, mean, low, high, non_zero, min(1.0, 2.0 ** (1 - non_zero)))
+    method, p = "t", float(stats.ttest_1samp(differences, 0.0).pvalue)
+    if n >= BCA_FROM:
+        method, (low, high, p) = "bca", bca(tuple(differences))
+    effect = smallest_effect(n, float(differences.std(ddof=1)))
+    skewness = float(stats.skew(differences))
+    return PairedInterval(n, mean, low, high, non_zero, p, method, effect, skewness)
 
 
-def paired_differences(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    """a - b for each question that both have a value for, in the order of `a`."""
+def paired_differences(
+    a: Mapping[str, float | None], b: Mapping[str, float | None]
+) -> dict[str, float]:
+    """a - b for each question that both have a finite value for, in the order of `a`."""
     pairs = {question: (a[question], b[question]) for question in a.keys() if question in b}
     return {
         question: float(left - right)
         for question, (left, right) in pairs.items()
-        if left is not None and right is not None and not math.isnan(left - right)
+        if left is not None and right is not None and math.isfinite(left - right)
     }
 
 
-def interval_text(interval: Interval | PairedInterval) -> str:
+class SeedsInterval(NamedTuple):
+    """The mean difference over questions, each question's being its average over several seeds.
+
+    The interval is about other questions, not other seeds: how much seeds differ is seen in
+    `per_seed`, each one's own paired interval.
+    """
+
+    n: int  # questions that every seed has
+    mean: float | None
+    low: float | None
+    high: float | None
+    per_seed: dict[Hashable, PairedInterval]
+    averaged: PairedInterval  # the same interval, with p, verdict and caution
+
+
+def seeds_interval(by_seed: Mapping[Hashable, tuple[Mapping, Mapping]]) -> SeedsInterval:
+    """The interval of several seeds' differences a - b together: `by_seed` maps a seed to its a
+    and b, see `paired_interval`."""
+    differences = [paired_differences(a, b) for a, b in by_seed.values()]
+    shared = [q for q in differences[0] if all(q in d for d in differences)] if differences else []
+    average = {q: math.fsum(d[q] for d in differences) / len(differences) for q in shared}
+    averaged = paired_interval(average, dict.fromkeys(average, 0.0))
+    per_seed = {seed: paired_interval(a, b) for seed, (a, b) in by_seed.items()}
+    return SeedsInterval(*averaged[:4], per_seed, averaged)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """The p-values, adjusted for being several (Holm 1979, "A simple sequentially rejective
+    multiple test procedure", Scandinavian Journal of Statistics 6); None stays None, uncounted."""
+    order = sorted((p, i) for i, p in enumerate(p_values) if p is not None and not math.isnan(p))
+    adjusted, largest = [None] * len(p_values), 0.0
+    for rank, (p, i) in enumerate(order):
+        largest = adjusted[i] = min(1.0, max(largest, (len(order) - rank) * p))
+    return adjusted
+
+
+def share_test(a: Mapping[str, float | None], b: Mapping[str, float | None]) -> float | None:
+    """Two-sided p-value of McNemar's exact test for values that are 0 or 1, paired by question
+    (McNemar 1947, Psychometrika 12): of the questions that differ, a is as often right as b.
+
+    1 where none differ; None where nothing is paired or a value is neither 0 nor 1.
+    """
+    differences = [*paired_differences(a, b)]
+    if not differences or not {v for q in differences for v in (a[q], b[q])} <= {0, 1}:
+        return None
+    won, lost = (sum(s * (a[q] - b[q]) > 0 for q in differences) for s in (1, -1))
+    return float(stats.binomtest(won, won + lost).pvalue) if won + lost else 1.0
+
+
+def interval_text(interval: Interval | PairedInterval | SeedsInterval) -> str:
     """`0.41 [0.30, 0.52], n = 34`; differences carry their sign; says where no interval exists."""
-    spec = "+.2f" if isinstance(interval, PairedInterval) else ".2f"
+    spec = ".2f" if isinstance(interval, Interval) else "+.2f"
     if interval.mean is None:
         return "no value, n = 0"
     mean = format(round(interval.mean, 2) + 0.0, spec)
