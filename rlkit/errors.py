@@ -45,3 +45,9 @@ def nearest(name: str, options: Iterable[str]) -> str | None:
     by_fold = {option.casefold(): option for option in options}
     found = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
     return by_fold[found[0]] if found else None
+
+
+def did_you_mean(name: str, options: Iterable[str], otherwise: str = ".") -> str:
+    """How a sentence about an unknown name ends: with the nearest option, else `otherwise`."""
+    near = nearest(name, options)
+    return f"; did you mean {near}?" if near else otherwise

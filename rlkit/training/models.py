@@ -23,7 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rlkit.errors import ModelError, nearest
+from rlkit.errors import ModelError, did_you_mean
 from rlkit.files import new_folder
 
 SMOLLM2 = "smollm2-135m-instruct"
@@ -55,15 +55,21 @@ def resolve_base_model(name: str | Path) -> str:
                 "model.base_model_path."
             )
         return str(path)
-    looks_like_path = path.is_absolute() or text.startswith(("~", ".")) or text.count("/") != 1
-    if path.exists() or looks_like_path:
-        near = nearest(text, [SMOLLM2, DEBUG])
-        hint = f" (did you mean {near!r}?)" if near else ""
+    if path.exists() or _looks_local(text):
+        takes = f"a folder, a hub id (whose owner is no folder here), {SMOLLM2} or {DEBUG}"
         raise ModelError(
-            f"there is no model folder at {text!r}{hint}; model.base_model_path takes a folder, a "
-            f"hub id such as Qwen/Qwen3-8B, {SMOLLM2!r} or {DEBUG!r}."
+            f"there is no model folder at {text!r}; a model is named by {takes}"
+            + did_you_mean(text, [SMOLLM2, DEBUG])
         )
     return text
+
+
+def _looks_local(text: str) -> bool:
+    """Whether a name can be no hub id, or names a place in a folder that is here: the hub is not
+    asked for it, which offline takes most of a minute."""
+    path = Path(text).expanduser()
+    is_path = path.is_absolute() or text.startswith(("~", ".")) or text.count("/") != 1
+    return is_path or path.parent.is_dir()
 
 
 def cache_folder() -> Path:

@@ -125,13 +125,24 @@ def test_an_adapter_that_does_not_fit_is_refused_in_one_sentence(tmp_path, model
     "name, words",
     [
         ("./no/such/folder", "no model folder"),
-        ("smollm2-135m-instrukt", "did you mean 'smollm2-135m-instruct'"),
+        ("smollm2-135m-instrukt", r"or debug; did you mean smollm2-135m-instruct\?"),
         ("nobody/no-such-model", "cannot be loaded"),
     ],
 )
 def test_a_model_that_is_not_there_is_one_sentence(name, words):
     with pytest.raises(ModelError, match=words):
         load(name)
+
+
+def test_a_place_in_a_folder_that_is_here_is_no_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve_base_model("models/none") == "models/none"
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ModelError, match="there is no model folder at 'models/none'; a model is"):
+        resolve_base_model("models/none")
+    for name in ("./models/none", "../none", "~/none", "/x/y", "outputs/a/b", "none"):
+        with pytest.raises(ModelError, match="no model folder"):
+            resolve_base_model(name)
 
 
 def test_a_model_folder_without_a_tokenizer_is_one_sentence(tmp_path):
