@@ -17,7 +17,7 @@ from rlkit.agents.llm import ChatClient
 from rlkit.answers import arithmetic, augment_llm
 from rlkit.answers.augment_checks import Guard, reason_against
 from rlkit.answers.rows import Row
-from rlkit.errors import ConfigError, nearest
+from rlkit.errors import ConfigError, did_you_mean
 
 METHODS = ("paraphrase", "similar", "back_translation")
 NO_OTHER = "there is no other wording, or there are no other numbers, of this story"
@@ -102,8 +102,7 @@ def _by_rule(job: Job, seed: int) -> Row | str:
 def _check(methods: Sequence[str], per_row: int) -> None:
     for method in methods:
         if method not in METHODS:
-            near = nearest(str(method), METHODS)
-            hint = f"; did you mean {near}?" if near else "."
+            hint = did_you_mean(str(method), METHODS)
             raise ConfigError(f"{method!r} is no method; allowed are {', '.join(METHODS)}{hint}")
     if not methods or per_row < 1:
         raise ConfigError(

@@ -18,7 +18,7 @@ from rlkit.answers.arithmetic import arithmetic_rows
 from rlkit.answers.prompts import completion_text, question_prompt, rl_rows, sft_rows
 from rlkit.answers.rows import BadRow, Row, fields_of_file, normalised, rows_from, rows_of_file
 from rlkit.config import load_object
-from rlkit.errors import ConfigError, DataError, nearest
+from rlkit.errors import ConfigError, DataError, did_you_mean
 from rlkit.section import DOTTED, shown
 
 __all__ = [
@@ -199,11 +199,9 @@ def source_rows(dataset: str, split: str) -> Iterable[Any]:
     if DOTTED.fullmatch(dataset):
         return given_rows(load_object(dataset), split, dataset)
     names = [*ARITHMETIC, "gsm8k", *_registered]
-    near = nearest(dataset, names)
     raise ConfigError(
         f"{shown(dataset)} is neither a dataset ({', '.join(names)}), nor a file or folder that is "
-        "there, nor module:object"
-        + (f"; did you mean {near}?" if near else "; check the name or the path.")
+        "there, nor module:object" + did_you_mean(dataset, names, "; check the name or the path.")
     )
 
 

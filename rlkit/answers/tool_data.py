@@ -14,7 +14,7 @@ from rlkit.answers.rewards import register_reward_function
 from rlkit.answers.rows import QUESTION, Row, rows_from
 from rlkit.answers.tool_parameters import REWARDS, SHAPES, ToolParameters
 from rlkit.config import load_object
-from rlkit.errors import ConfigError, DataError, nearest
+from rlkit.errors import ConfigError, DataError, did_you_mean
 
 SHOWN = 3  # rows that load_dataset shows
 
@@ -108,10 +108,9 @@ def reward_settings(p: ToolParameters, own: Mapping[str, Any]) -> tuple[dict[str
         load_object(kind)
         return {"rewards": [kind]}, kind
     known = [*REWARDS, *own]
-    near = nearest(kind, known)
     raise ConfigError(
         f"reward_type is {kind!r}; there are {', '.join(known)}, and module:object"
-        + (f"; did you mean {near}?" if near else ".")
+        + did_you_mean(kind, known)
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit.config import RunConfig
-from rlkit.errors import ConfigError, nearest
+from rlkit.errors import ConfigError, did_you_mean
 from rlkit.section import Section, shown
 
 _RATE, _RANK, _KL = "grpo.learning_rate", "lora.rank", "grpo.kl_penalty"
@@ -133,9 +133,8 @@ def _dimension(config: RunConfig, name: str, spec: Any) -> Dimension:
         )
     for word in spec:
         if word not in _WORDS:
-            near = nearest(str(word), _WORDS)
-            hint = f"did you mean {near}?" if near else f"allowed are {', '.join(_WORDS)}."
-            raise ConfigError(f"tune.space: {name} has no {str(word)[:60]!r}; {hint}")
+            hint = did_you_mean(str(word), _WORDS, f"; allowed are {', '.join(_WORDS)}.")
+            raise ConfigError(f"tune.space: {name} has no {str(word)[:60]!r}{hint}")
     if "values" in spec:
         return _choice(config, name, spec)
     return _range(config, name, spec)
