@@ -7,11 +7,11 @@ A function of your own is named in `answers.rewards` as module:object, and calle
 
 The columns are lists as long as the completions: `prompts` (messages), `ground_truth`, `question`,
 `full_answer`, `lengths` (tokens, or words where nothing counts tokens), and the rows' own. A
-function without `**columns` gets those that its signature names. None: it cannot be scored."""
+function without `**columns` gets those that its signature names. None: it cannot be scored. What
+TRL's functions expect besides: own_reward.py."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -27,12 +27,12 @@ from rlkit.answers.extract import (
     visible_text,
 )
 from rlkit.answers.own_code import code_digest
+from rlkit.answers.own_reward import OwnReward, RewardFunction
 from rlkit.answers.steps import right_equations
 from rlkit.config import load_object
 from rlkit.errors import ConfigError
 from rlkit.practice.task import Score
 
-RewardFunction = Callable[..., list[float | None]]
 COMPONENTS = (
     "accuracy", "format", "length_penalty", "step_reward", "answer", "extracted_how", "length",
 )  # fmt: skip
@@ -67,7 +67,7 @@ def register_reward_function(name: str, function: RewardFunction) -> str:
 
 def check_reward_function(name: str, function: RewardFunction) -> None:
     """Raise ConfigError where the object cannot be called with the columns."""
-    _Own(name, function)
+    OwnReward(name, function)
 
 
 def accuracy(settings: Any = None) -> RewardFunction:
@@ -137,7 +137,7 @@ class AnswerReward:
             )
         self.built_in = {name: make(settings) for name, make in BUILT_IN.items()}
         self.weights: dict[str, float] = dict.fromkeys(COMPONENT_OF.values(), 0.0)
-        self.own: dict[str, _Own] = {}
+        self.own: dict[str, OwnReward] = {}
         for name, weight in named:
             if name in COMPONENT_OF:
                 self.weights[COMPONENT_OF[name]] += weight
@@ -184,70 +184,8 @@ class AnswerReward:
         taken, plain, number = {*_TAKEN, *self.own}, name, 2
         while name in taken:
             name, number = f"{plain}_{number}", number + 1
-        self.own[name] = _Own(name, function)
+        self.own[name] = OwnReward(name, function)
         self.weights[name] = weight
-
-
-class _Own:
-    """A user's function: given the columns that it asks for, and what it returns checked."""
-
-    def __init__(self, name: str, function: Any) -> None:
-        self.name, self.function = name, function
-        if not callable(function):
-            raise ConfigError(
-                f"the reward function {name} is of type {type(function).__name__}; give a function "
-                "fn(completions, **columns) that returns a list of numbers."
-            )
-        try:
-            wanted = inspect.signature(function).parameters.values()
-        except (ValueError, TypeError):  # some functions written in C do not tell
-            wanted = []
-        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in wanted)
-        named = [p for p in wanted if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self.names = {p.name for p in named}
-        self.needed = {p.name for p in named if p.default is p.empty}
-        if "completions" not in self.names and not self.takes_all:
-            raise ConfigError(
-                f"the reward function {name} has no parameter named completions; write it as "
-                "fn(completions, **columns)."
-            )
-
-    def __call__(
-        self, completions: list[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[float | None]:
-        given = {"completions": completions} | dict(columns)
-        missing = sorted(self.needed - set(given))
-        if missing:
-            raise ConfigError(
-                f"the reward function {self.name} wants {missing[0]}, which is no column; there "
-                f"are {', '.join(given)}."
-            )
-        if not self.takes_all:
-            given = {name: values for name, values in given.items() if name in self.names}
-        return self._checked(self.function(**given), len(completions))
-
-    def _checked(self, result: Any, wanted: int) -> list[float | None]:
-        if hasattr(result, "tolist"):  # an array or a tensor
-            result = result.tolist()
-        if not isinstance(result, (list, tuple)) or len(result) != wanted:
-            found = f"{len(result)}" if isinstance(result, (list, tuple)) else "no list"
-            raise ConfigError(
-                f"the reward function {self.name} returned {found} for {wanted} completions; it "
-                "must return a list with one number, or None, for each."
-            )
-        return [None if value is None else self._number(value) for value in result]
-
-    def _number(self, value: Any) -> float:
-        try:
-            number = math.nan if isinstance(value, (str, bytes)) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ConfigError(
-                f"the reward function {self.name} returned {str(value)[:40]!r}; it must return "
-                "finite numbers, or None for what it cannot score."
-            )
-        return number
 
 
 def _is_right(answer: Extracted | None, gold: Any) -> float | None:

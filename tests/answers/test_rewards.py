@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -128,6 +129,37 @@ def test_a_function_without_columns_gets_those_that_it_names() -> None:
         return [float(text == gold) for text, gold in zip(completions, ground_truth, strict=True)]
 
     assert totals(scored(["72", "so 72"], own=(same,))) == [2.0, 1.0]
+
+
+def test_a_function_with_trls_signature_is_called_as_trl_calls_it() -> None:
+    def named(prompts, completions, completion_ids, **kwargs):
+        assert completion_ids is None and kwargs["lengths"] == [3, 1]
+        return [float(len(text)) for text in completions]
+
+    def by_default(prompts, completions, completion_ids="not given", ground_truth=None):
+        return [float(completion_ids == "not given")] * len(completions)
+
+    columns = {"ground_truth": ["72"] * 2, "prompts": [[]] * 2, "lengths": [3, 1]}
+    found = AnswerReward(settings(), (named, by_default))(["a b c", ""], columns)
+    assert [score.components["named"] for score in found] == [5.0, 0.0]
+    assert [score.components["by_default"] for score in found] == [1.0, 1.0]
+
+
+def test_a_completion_can_be_read_as_trls_chat_message_and_is_still_a_text() -> None:
+    def chat(completions, **kwargs):  # as TRL's documentation has it for conversations
+        assert all(completion[0]["role"] == "assistant" for completion in completions)
+        contents = [completion[0]["content"] for completion in completions]
+        return [1.0 if re.search("72", content) else -float(len(content)) for content in contents]
+
+    def last(completions, **kwargs):
+        return [float(completion[-1]["content"] == completion) for completion in completions]
+
+    def signs(completions, **kwargs):
+        return [float(completion[0] == "i" and completion[-1] == "2") for completion in completions]
+
+    found = scored(["it is 72", ""], own=(chat, last, signs))
+    parts = [[score.components[name] for name in ("chat", "last", "signs")] for score in found]
+    assert parts == [[1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]
 
 
 def test_none_of_ones_own_makes_the_reward_none() -> None:
