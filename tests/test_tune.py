@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import filelock
@@ -177,6 +178,37 @@ def test_lists_can_be_tuned_too():
     dimension = space_of({"lora.target_modules": layers})["lora.target_modules"]
     trial = optuna.trial.FixedTrial({"lora.target_modules": dimension.labels()[1]})
     assert dimension.suggest(trial) == layers[1]
+
+
+@pytest.mark.parametrize(
+    ("task", "objective", "said"),
+    [
+        ("search", "eval/discovery", r"eval/kl, eval/important_rate.*mean eval/discovery_rate\?"),
+        ("answers", "eval/acuracy", r"eval/kl, eval/accuracy, .*did you mean eval/accuracy\?"),
+        (
+            "answers",
+            "eval/discovery_rate",
+            r"measured on dev are eval/reward, eval/kl, eval/accuracy, ",
+        ),
+        ("answers", "eval/own_funktion", r"eval/own_function; did you mean eval/own_function\?"),
+    ],
+)
+def test_an_objective_that_is_not_measured_is_told_before_any_trial(
+    tmp_path, task, objective, said, monkeypatch
+):
+    module = types.ModuleType("my_rewards")
+    module.own_function = lambda completions: [0.0]
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    own = ["accuracy", *(["my_rewards:own_function"] if "own" in objective else [])]
+    changes = {"task": task, "answers": {"rewards": own}, "tune": {"objective": objective}}
+    with pytest.raises(ConfigError, match=said):
+        Study(config_of(tmp_path, **changes), quiet)
+    assert list(tmp_path.iterdir()) == []
+    if "own" in objective:
+        read_space(config_of(tmp_path, **changes | {"tune": {"objective": "eval/own_function"}}))
+        spaced = {"objective": "eval/own_function", "space": {"answers.rewards": [["accuracy"]]}}
+        with pytest.raises(ConfigError, match="tune.objective is 'eval/own_function'; measured"):
+            read_space(config_of(tmp_path, **changes | {"tune": spaced}))
 
 
 def test_a_study_without_dev_states_is_refused():
@@ -548,7 +580,7 @@ def test_rounds_and_warm_starts_are_made_once_for_those_that_would_make_the_same
 
 def test_an_objective_that_is_not_measured_ends_the_study_with_what_there_is(tmp_path):
     config = config_of(tmp_path, tune={"objective": "eval/rewrd"})
-    with pytest.raises(ObjectiveError, match="there are eval/reward, .*eval/letters"):
+    with pytest.raises(ObjectiveError, match="eval/letters.*did you mean eval/reward"):
         Study(config, quiet).run()
 
 

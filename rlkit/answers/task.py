@@ -59,6 +59,12 @@ class AnswerTask:
         "length": Metric("Length", "tokens", False),
     }
     primary = "accuracy"
+    step_metrics: Mapping[str, str] = {
+        "accuracy": "accuracy",
+        "format": "format_correctness",
+        "length_penalty": "length_penalty",
+        "step_reward": "step_reward",
+    }
 
     def __init__(
         self,
@@ -70,13 +76,8 @@ class AnswerTask:
         self.splits = AnswerSplits({part: list(splits.get(part, ())) for part in PARTS})
         self.reward, self.config, self.facts = reward, config, dict(facts or {})
         self.count_tokens: CountTokens | None = None
-        self.step_metrics = {
-            "accuracy": "accuracy",
-            "format": "format_correctness",
-            "length_penalty": "length_penalty",
-            "step_reward": "step_reward",
-            **{name: f"rewards/{name}" for name in reward.own},
-        }
+        own = {name: f"rewards/{name}" for name in reward.own}
+        self.step_metrics = {**type(self).step_metrics, **own}
         _refuse_leakage(self.splits)
 
     def states(self, split: str) -> list[AnswerState]:

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlkit.answers.rewards import AnswerReward
+from rlkit.answers.task import AnswerTask
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, did_you_mean
+from rlkit.practice.task import SearchTask
 from rlkit.section import Section, shown
 
 _RATE, _RANK, _KL = "grpo.learning_rate", "lora.rank", "grpo.kl_penalty"
@@ -106,6 +109,7 @@ def read_space(config: RunConfig) -> dict[str, Dimension]:
     if config.tune.method == "grid":
         for dimension in space.values():
             dimension.grid()
+    _check_objective(config, space)
     return space
 
 
@@ -122,6 +126,32 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 def in_words(values: Mapping[str, Any]) -> str:
     """{section.key: value} as a line; numbers with four digits."""
     return ", ".join(f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in values.items())
+
+
+def _check_objective(config: RunConfig, space: Mapping[str, Dimension]) -> None:
+    """Refuse an objective that not every trial measures. A task of the user's own tells only when
+    it runs; its first trial finds out."""
+    rewards = space.get("answers.rewards", Dimension("answers.rewards")).values
+    trials = [changed(config, {"answers.rewards": names}) for names in rewards] or [config]
+    parts = [_parts(trial) for trial in trials]
+    if None in parts:
+        return
+    shared = [name for name in parts[0] if all(name in others for others in parts)]
+    names = [f"eval/{name}" for name in ("reward", "kl", *shared)]
+    if config.tune.objective not in names:
+        raise ConfigError(
+            f"tune.objective is {config.tune.objective!r}; measured on dev are {', '.join(names)}"
+            + did_you_mean(config.tune.objective, names)
+        )
+
+
+def _parts(config: RunConfig) -> list[str] | None:
+    """The parts of a reward that are measured on dev; None for a task of the user's own."""
+    if config.task == "search":
+        return [*SearchTask.step_metrics]
+    if config.task == "answers":
+        return [*AnswerTask.step_metrics, *AnswerReward(config.answers).own]
+    return None
 
 
 def _dimension(config: RunConfig, name: str, spec: Any) -> Dimension:

@@ -29,7 +29,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
 from rlkit.config import RunConfig
-from rlkit.errors import ConfigError, DataError, RlkitError, RunError
+from rlkit.errors import ConfigError, DataError, RlkitError, RunError, did_you_mean
 from rlkit.files import flat, write_bytes
 from rlkit.run import MAY_CHANGE, Run
 from rlkit.section import shown
@@ -309,7 +309,7 @@ class _Watch:
             names = [k for k, v in row.items() if k[:5] == "eval/" and isinstance(v, (int, float))]
             raise ObjectiveError(
                 f"tune.objective {tune.objective} is not measured here; there are "
-                f"{', '.join(names)}."
+                f"{', '.join(names)}" + did_you_mean(tune.objective, names)
             )
         epoch, value = math.ceil(row["epoch"]), row[tune.objective]
         if not epoch or value is None:
