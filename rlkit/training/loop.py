@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import time
 from collections.abc import Callable
@@ -135,6 +136,7 @@ def warm_start(
         config.seed,
         checkpoints=checkpoints_of(folder),
         progress=progress or _said(log),
+        monitor=functools.partial(Monitor, config, run, part="sft"),
         log=log,
     )
     return save_warm_start(model, rows, folder)

@@ -25,20 +25,22 @@ def check_trackers(config: Any) -> None:
 
 class Monitor:
     """Sends the numeric metrics of a step, and its alarms, to the trackers that `monitoring` names.
+    A `part` of the run that counts steps of its own (`sft`) stands apart from the rest.
 
     Raises ConfigError, before training begins, where W&B is asked for and not installed, or does
     not start. `WANDB_MODE=offline` keeps its files in the run's folder, with no account.
     """
 
-    def __init__(self, config: Any, run: Any, first_step: int = 0) -> None:
+    def __init__(self, config: Any, run: Any, first_step: int = 0, part: str = "") -> None:
         self._board = self._wandb = None
         if config.monitoring.use_tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             # Steps after the checkpoint that is resumed are written anew; the old ones are purged.
-            self._board = SummaryWriter(str(run.tensorboard_folder), purge_step=first_step + 1)
+            folder = run.tensorboard_folder / part
+            self._board = SummaryWriter(str(folder), purge_step=first_step + 1)
         if config.monitoring.use_wandb:
-            self._wandb = _start_wandb(config, run)
+            self._wandb = _start_wandb(config, run, part)
 
     def log(self, metrics: dict[str, Any]) -> None:
         step = int(metrics["step"])
@@ -63,18 +65,18 @@ class Monitor:
             self._wandb.finish()
 
 
-def _start_wandb(config: Any, run: Any) -> Any:
+def _start_wandb(config: Any, run: Any, part: str) -> Any:
     check_trackers(config)
     import wandb
 
     try:
         return wandb.init(
             project=config.monitoring.wandb_project,
-            name=config.run_name,
+            name="-".join(filter(None, (config.run_name, part))),
             config=config.as_dict(),
             dir=str(run.folder),
             resume="allow",
-            id=_wandb_id(run),
+            id=_wandb_id(run, part),
         )
     except wandb.Error as error:
         raise ConfigError(
@@ -83,10 +85,10 @@ def _start_wandb(config: Any, run: Any) -> Any:
         ) from error
 
 
-def _wandb_id(run: Any) -> str:
-    """One id a folder, kept in it: a resumed run goes on with its curves, and a new run of the
-    same name, whose steps W&B would drop as repeated ones, gets curves of its own."""
-    path = run.folder / "wandb" / "run_id"
+def _wandb_id(run: Any, part: str) -> str:
+    """One id a folder and part, kept there: a resumed run goes on with its curves, and a new run of
+    the same name, whose steps W&B would drop as repeated ones, gets curves of its own."""
+    path = run.folder / "wandb" / part / "run_id"
     if not path.exists():
         write_text(path, uuid.uuid4().hex)
     return path.read_text(encoding="utf-8").strip()

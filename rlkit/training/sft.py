@@ -31,6 +31,8 @@ from rlkit.training.prefix import longest_text
 from rlkit.training.sft_state import SftState, begun_with
 from rlkit.training.text import encode_prompt
 
+LOGGED = ("loss", "learning_rate", "grad_norm")  # of an update, by its monitor
+
 
 @dataclass(frozen=True)
 class Example:
@@ -68,13 +70,15 @@ def train_sft(
     *,
     checkpoints: Path | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    monitor: Callable[[int], Any] | None = None,
     log: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
     """Train in place; returns one row an update: update, updates, loss, tokens, learning_rate,
     grad_norm, seconds.
 
     `settings` is the params section `sft`. With a folder `checkpoints`, the state is saved there
-    every `save_every_n_updates` updates, and training goes on from what is there. The first
+    every `save_every_n_updates` updates, and training goes on from what is there.
+    `monitor` makes a Monitor, given how many updates are done. The first
     interrupt ends it after the update that is under way, which is saved; a second one at once.
 
     Raises DataError where there are no examples, or one that is used is longer than the model can
@@ -94,12 +98,15 @@ def train_sft(
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0)
     state = SftState(checkpoints, model, optimizer, begun_with(examples, settings, seed), log)
     rows = state.restore()
+    board = monitor(len(rows)) if monitor else None
     try:
         with interrupt_flag(log, "update") as interrupted:
             for number in range(len(rows), len(batches)):
                 chosen = [examples[i] for i in batches[number]]
                 row = _update(model, optimizer, chosen, settings, seed, number)
                 rows.append({"update": number + 1, "updates": len(batches), **row})
+                if board:
+                    board.log({"step": number + 1} | {f"sft/{name}": row[name] for name in LOGGED})
                 if progress:
                     progress(rows[-1])
                 due = (number + 1) % settings.save_every_n_updates == 0
@@ -110,6 +117,8 @@ def train_sft(
                     raise KeyboardInterrupt
     finally:
         model.eval()
+        if board:
+            board.close()
     return rows
 
 

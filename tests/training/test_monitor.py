@@ -58,6 +58,18 @@ def test_steps_after_the_resumed_checkpoint_stand_on_the_board_once(tmp_path):
     assert [(e.step, e.value) for e in board(run).Scalars("reward")] == [(1, 1.0), (2, 20.0)]
 
 
+def test_a_warm_start_stands_apart_and_practice_takes_none_of_its_steps_away(tmp_path):
+    config, run = opened(tmp_path, use_tensorboard=True)
+    for first, part, values in ((0, "sft", {1: 3.0, 2: 2.0}), (0, "", {1: 0.5})):
+        monitor = Monitor(config, run, first, part)
+        for step, value in values.items():
+            monitor.log({"step": step, "loss": value})
+        monitor.close()
+    assert [(e.step, e.value) for e in board(run).Scalars("loss")] == [(1, 0.5)]
+    warm = EventAccumulator(str(run.tensorboard_folder / "sft")).Reload().Scalars("loss")
+    assert [(e.step, e.value) for e in warm] == [(1, 3.0), (2, 2.0)]
+
+
 @pytest.fixture
 def wandb(monkeypatch):
     """A stand-in: `init` gives a run that keeps what is sent; the error is wandb's own base."""
@@ -96,6 +108,8 @@ def test_a_resumed_run_goes_on_in_wandb_and_another_run_of_its_name_does_not(tmp
         Monitor(config, run).close()
     first, again, other = (given["id"] for given in wandb.started)
     assert first == again != other
+    Monitor(config, run, part="sft").close()
+    assert wandb.started[-1]["name"] == "tiny-sft" and wandb.started[-1]["id"] != other
 
 
 def test_wandb_without_a_key_is_one_sentence(tmp_path, wandb, monkeypatch):

@@ -55,6 +55,37 @@ def test_training_lowers_the_loss_and_is_the_same_twice():
     assert all(torch.equal(p, runs[1][1][n]) for n, p in runs[0][1].items())
 
 
+def test_each_update_is_monitored_once_and_goes_on_where_training_does(tmp_path):
+    class Heard:
+        def __init__(self, done):
+            self.done, self.rows, self.closed = done, [], False
+
+        def log(self, row):
+            self.rows.append(row)
+
+        def close(self):
+            self.closed = True
+
+    def train(*, progress=None):
+        heard = []
+        monitor = lambda done: heard.append(Heard(done)) or heard[0]  # noqa: E731
+        every = settings(num_epochs=3, save_every_n_updates=2)
+        model, examples = with_lora(tiny_base(), spread=0.0), [Example([5, 6, 7], [8, 9, 2])] * 2
+        told = {"checkpoints": tmp_path, "monitor": monitor, "progress": progress}
+        try:
+            return train_sft(model, examples, every, seed=1, **told), heard[0]
+        except ZeroDivisionError:
+            return [], heard[0]
+
+    _, broken_off = train(progress=lambda row: 1 / (3 - row["update"]))
+    rows, gone_on = train()
+    assert broken_off.closed and gone_on.closed
+    assert [row["step"] for row in broken_off.rows] == [1, 2, 3] and broken_off.done == 0
+    assert [row["step"] for row in gone_on.rows] == [3] and gone_on.done == 2
+    expected = {f"sft/{name}": rows[2][name] for name in ("loss", "learning_rate", "grad_norm")}
+    assert gone_on.rows == [{"step": 3} | expected]
+
+
 def test_every_completion_ends_with_the_end_of_turn(tokenizer):
     pairs = [([{"role": "user", "content": "hi"}], "<clue>a</clue>")]
     (example,) = encode_examples(tokenizer, pairs)
