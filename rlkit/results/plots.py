@@ -24,7 +24,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rlkit.results.evaluate import REWARD_PARTS, Evaluation
-from rlkit.results.statistics import paired_differences, paired_interval
+from rlkit.results.statistics import (
+    Interval,
+    mean_interval,
+    paired_differences,
+    paired_interval,
+)
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart.
 BLUE, ORANGE, GREEN, SKY, PINK, GREY = (
@@ -44,9 +49,18 @@ CURVES = {
     "kl": ("KL to the reference (k3)", "nats per token", "eval/kl"),
     "entropy": ("Entropy", "nats per token", None),
     "completions/mean_length": ("Length of actions", "tokens", None),
+    "completions/clipped_ratio": ("Actions cut at the limit", "share of actions", None),
     "frac_reward_zero_std": ("Groups with equal rewards", "share of groups", None),
+    "reward_std": ("Spread of rewards in a group", "reward", None),
     "invalid_share": ("Invalid actions", "share of actions", None),
+    "unjudged_share": ("Unjudged actions", "share of actions", None),
     "grad_norm": ("Gradient norm", "before clipping", None),
+    "n_clues": ("Clues", "per action", None),  # from here: report_habits.py
+    "repeated_clues": ("Repeated clues", "share of written clues", None),
+    "clue_length": ("Length of a clue", "characters", None),
+    "only_seen": ("Actions that bring only seen documents", "share of actions", None),
+    "local_share": ("LOCAL instead of IMPORTANT", "share of new relevant documents", None),
+    "wrong_reward": ("Reward of wrong answers", "per answer", None),
 }
 INK, FAINT = "#24292f", "#d0d7de"
 _INK_KEYS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -140,7 +154,8 @@ def reward_components(evaluation: Evaluation) -> Figure:
     right, left = np.zeros(len(names)), np.zeros(len(names))
     for part in REWARD_PARTS:
         worth = values[part] if values else 1.0
-        sizes = np.array([worth * part_mean(evaluation, name, part) for name in names])
+        means = [part_interval(evaluation, name, part).mean or 0.0 for name in names]
+        sizes = worth * np.array(means)
         starts = np.where(sizes >= 0, right, left)
         ax.barh(
             range(len(names)), sizes, left=starts, height=0.62, color=PART_COLOURS[part],
@@ -184,11 +199,10 @@ def question_differences(
     return figure
 
 
-def part_mean(evaluation: Evaluation, policy: str, part: str) -> float:
-    """Documents of one kind per judged action: mean over questions."""
+def part_interval(evaluation: Evaluation, policy: str, part: str) -> Interval:
+    """Documents of one kind per judged action: mean over questions, 95 % interval."""
     rows = evaluation.judged_rows(policy, "reward")
-    means = rows.groupby("question_id")[part].mean()
-    return float(means.mean()) if len(means) else 0.0
+    return mean_interval(rows[part].astype("float64").groupby(rows["question_id"]).mean())
 
 
 def _has_parts(evaluation: Evaluation, policy: str) -> bool:
@@ -218,7 +232,8 @@ def _curve(ax: Axes, metrics: pd.DataFrame, column: str, window: int) -> None:
     ax.plot(rows["step"], smooth, color=BLUE, linewidth=1.6, label=f"mean of last {window} steps")
     if on_dev in metrics and metrics[on_dev].notna().any():
         dev = metrics[metrics[on_dev].notna()]
-        ax.plot(dev["step"], dev[on_dev], "D-", color=ORANGE, markersize=5, label="dev states")
+        n = f" (n = {dev['eval/states'].max():.0f})" if "eval/states" in dev else ""
+        ax.plot(dev["step"], dev[on_dev], "D-", color=ORANGE, markersize=5, label=f"dev states{n}")
     ax.legend(fontsize=7)
     label_axes(ax, f"{title} (n = {len(rows)} steps)", "step")
     ax.set_ylabel(unit, fontsize=8)
@@ -235,7 +250,7 @@ def _spread(ax: Axes, values: Sequence[float], place: float) -> None:
     ax.plot(values, heights, ".", color=SKY, markersize=4, alpha=0.8)
 
 
-def _interval_bar(ax: Axes, interval, place: float) -> None:
+def _interval_bar(ax: Axes, interval: Interval, place: float) -> None:
     if interval.low is not None:
         ax.plot([interval.low, interval.high], [place, place], color=BLUE, linewidth=2.2)
     ax.plot([interval.mean], [place], "D", color=BLUE, markersize=7)

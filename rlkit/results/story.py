@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rlkit.results.evaluate import BASELINES, NOT_TUNED, Evaluation, records
-from rlkit.results.statistics import ENOUGH_NON_ZERO, PairedInterval
+from rlkit.results.evaluate import NOT_TUNED, Evaluation, records
+from rlkit.results.statistics import PairedInterval
 
 _ENDINGS = {
     "higher": "This is a rise.",
@@ -19,6 +19,7 @@ _CLAIMS = {
     "discovery_rate": ("finds", "of the missing documents"),
     "accuracy": ("answers", "of the questions right"),
 }
+_BEFORE = ("warm_start", "untouched", "raw_question")  # what a tuned policy's cases are held to
 
 
 class Case(NamedTuple):
@@ -36,7 +37,7 @@ class Case(NamedTuple):
 
 def headline(evaluation: Evaluation) -> list[str]:
     """One sentence for each baseline about the tuned policy's primary metric, n and interval."""
-    tuned = _tuned(evaluation)
+    tuned = tuned_policy(evaluation)
     if tuned is None:
         return ["No tuned policy has been evaluated yet, so there is nothing to compare."]
     bases = [name for name in ("untouched", "warm_start") if name in evaluation.policies]
@@ -57,22 +58,22 @@ def known_text(evaluation: Evaluation) -> str:
     return texts.get(evaluation.facts.get("known", ""), "not recorded")
 
 
-def pick_cases(evaluation: Evaluation) -> list[Case]:
-    """Three states of different questions: the clearest win, the clearest loss, and a tie.
+def pick_cases(evaluation: Evaluation, each: int = 1) -> list[Case]:
+    """States of different questions: the `each` clearest wins, as many losses, and a tie.
 
-    Compared is the tuned policy with the untouched model (else the next baseline there is) by
-    the primary metric, then by reward. Where no loss or no tie exists, further states stand in for
-    it. The same evaluation always gives the same cases.
+    Compared is the tuned policy with what it started from (the warm start, else the untouched
+    model, else the raw question) by the primary metric, then by reward. Where that makes fewer
+    than three, further states stand in. The same evaluation always gives the same cases.
     """
-    tuned = _tuned(evaluation)
-    before = next((name for name in BASELINES if name in evaluation.policies), None)
+    tuned = tuned_policy(evaluation)
+    before = next((name for name in _BEFORE if name in evaluation.policies), None)
     if tuned is None or before is None:
         return []
     changes = _changes(evaluation, tuned, before)
     ranked = sorted(changes, key=lambda s: (changes[s], s))
     wanted = [
-        ("win", [s for s in ranked[::-1] if changes[s] > (0, 0)]),
-        ("loss", [s for s in ranked if changes[s] < (0, 0)]),
+        *[("win", [s for s in ranked[::-1] if changes[s] > (0, 0)])] * each,
+        *[("loss", [s for s in ranked if changes[s] < (0, 0)])] * each,
         ("tie", [s for s in ranked if changes[s] == (0, 0)]),
         *[("another", ranked[::-1])] * 3,
     ]
@@ -81,7 +82,7 @@ def pick_cases(evaluation: Evaluation) -> list[Case]:
     questions: set[str] = set()
     for kind, candidates in wanted:
         fresh = [s for s in candidates if states[s]["question_id"] not in questions]
-        if fresh and len(chosen) < 3:
+        if fresh and (kind != "another" or len(chosen) < 3):
             chosen[fresh[0]] = kind
             questions.add(states[fresh[0]]["question_id"])
     shown = [name for name in ("untouched", "warm_start", tuned) if name in evaluation.policies]
@@ -92,7 +93,7 @@ def pick_cases(evaluation: Evaluation) -> list[Case]:
     ]
 
 
-def _tuned(evaluation: Evaluation) -> str | None:
+def tuned_policy(evaluation: Evaluation) -> str | None:
     """The tuned policy: the one of that name, else the last that is no baseline."""
     tuned = [name for name in evaluation.policies if name not in NOT_TUNED]
     return "tuned" if "tuned" in tuned else (tuned[-1] if tuned else None)
@@ -126,11 +127,11 @@ def _ends(interval: PairedInterval) -> str:
 
 
 def _ending(interval: PairedInterval) -> str:
-    return _ENDINGS.get(
-        interval.verdict,
-        f"That is too few to say anything: an effect is claimed only where at least "
-        f"{ENOUGH_NON_ZERO} questions differ.",
-    )
+    """What the interval lets one claim, and the caution that belongs to it."""
+    claim = _ENDINGS.get(interval.verdict, "")
+    if interval.verdict == "no clear difference" and interval.smallest_effect is not None:
+        claim += f" This n could have shown one of {interval.smallest_effect:.2f} (power 0.8)."
+    return " ".join(filter(None, (claim, interval.caution)))
 
 
 def _changes(evaluation: Evaluation, a: str, b: str) -> dict[str, tuple[float, float]]:

@@ -12,7 +12,8 @@ import pytest
 
 from rlkit.errors import DataError, RlkitError, RunError
 from rlkit.files import flat
-from rlkit.results.report import changed_parameters, number, signed, write_report
+from rlkit.results.report import changed_parameters, write_report
+from rlkit.results.report_page import number, signed
 
 NOON = datetime(2026, 1, 2, 12, 0)
 

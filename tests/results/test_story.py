@@ -34,7 +34,7 @@ def test_headline_carries_n_interval_and_the_differing_questions() -> None:
     (sentence,) = headline(evaluation)
     assert "finds 0.38 of the missing documents where the untouched model finds 0.12" in sentence
     assert "+0.25 (95 % interval -0.21 to +0.71, n = 4 held-out questions, of which 2" in sentence
-    assert "too few to say" in sentence
+    assert "Too few to say" in sentence
 
 
 @pytest.mark.parametrize(("sign", "said"), [(1, "This is a rise."), (-1, "This is a fall.")])
@@ -43,7 +43,7 @@ def test_an_effect_is_claimed_only_with_twenty_questions_that_differ(sign: int, 
     before, after = (low, high) if sign > 0 else (high, low)
     assert headline(made({"untouched": before, "tuned": after}))[0].endswith(said)
     (few,) = headline(made({"untouched": before[:19], "tuned": after[:19]}))
-    assert "too few to say" in few
+    assert "Too few to say" in few
 
 
 def test_an_interval_that_holds_zero_claims_nothing() -> None:

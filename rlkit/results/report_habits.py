@@ -1,0 +1,78 @@
+"""Habits that raise a reward without finding more, so that a report shows reward hacking.
+
+| habit | what it is |
+|---|---|
+| n_clues | distinct clues of an action |
+| repeated_clues | share of an action's written clues that repeat another |
+| clue_length | characters of a clue, mean of an action |
+| only_seen | 1 where an action brought documents back, and every one of them was seen before |
+| local_share | of an action's new relevant documents, the share that is LOCAL and not IMPORTANT |
+| wrong_reward | task `answers`: the reward of an answer that is wrong |
+
+The same columns are made of an evaluation's rows and of the rollouts of training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from rlkit.results.evaluate import Evaluation
+from rlkit.results.statistics import Interval, mean_interval
+
+HABITS = (
+    "n_clues", "repeated_clues", "clue_length", "only_seen", "local_share", "wrong_reward",
+)  # fmt: skip
+_NEEDED = (
+    "n_clues", "distinct_clue_ratio", "clues", "documents_read", "invalid", "important_new",
+    "local_new", "accuracy", "reward",
+)  # fmt: skip
+
+
+def habits(rows: pd.DataFrame) -> pd.DataFrame:
+    """The habits of each action that its columns allow; NaN where one has no meaning."""
+    found = pd.DataFrame(index=rows.index)
+    has = set(rows.columns).issuperset
+    if has({"n_clues"}):
+        found["n_clues"] = _numbers(rows, "n_clues")
+    if has({"distinct_clue_ratio"}):
+        found["repeated_clues"] = 1 - _numbers(rows, "distinct_clue_ratio")
+    if has({"clues"}):
+        found["clue_length"] = [np.mean([*map(len, c)]) if len(c) else np.nan for c in rows.clues]
+    if has({"documents_read", "invalid"}):
+        valid = _numbers(rows, "invalid").fillna(0) == 0
+        found["only_seen"] = (valid & (_numbers(rows, "documents_read") == 0)).astype(float)
+    if has({"local_new", "important_new"}):
+        local, important = (_numbers(rows, name) for name in ("local_new", "important_new"))
+        relevant = local + important
+        found["local_share"] = (local / relevant).where(relevant > 0)
+    if has({"accuracy", "reward"}):
+        found["wrong_reward"] = _numbers(rows, "reward").where(_numbers(rows, "accuracy") == 0)
+    return found
+
+
+def habit_interval(evaluation: Evaluation, policy: str, habit: str) -> Interval:
+    """Mean over questions of a policy's habit, averaged within a question first."""
+    rows = evaluation.frame[evaluation.frame["policy"] == policy]
+    found = habits(rows)
+    if habit not in found:
+        return mean_interval([])
+    return mean_interval(found[habit].groupby(rows["question_id"]).mean())
+
+
+def habits_over_steps(rollouts: str | Path) -> pd.DataFrame:
+    """One row a step of `rollouts/step-*.parquet`: `step`, `actions` and the mean of each habit."""
+    rows = []
+    for path in Path(rollouts).glob("step-*.parquet"):
+        number = path.stem.removeprefix("step-")
+        if number.isdigit():
+            frame = pd.read_parquet(path)
+            kept = habits(frame[[name for name in _NEEDED if name in frame]])
+            rows.append({"step": int(number), "actions": len(frame), **kept.mean().to_dict()})
+    return pd.DataFrame(sorted(rows, key=lambda row: row["step"]))
+
+
+def _numbers(rows: pd.DataFrame, name: str) -> pd.Series:
+    return pd.to_numeric(rows[name], errors="coerce").astype("float64")
