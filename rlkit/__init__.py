@@ -34,6 +34,8 @@ _HOME = {
     "RunConfig": "rlkit.config",
     "Run": "rlkit.run",
     "load_run": "rlkit.run",
+    "browse": "rlkit.results.browse",
+    "rescore": "rlkit.results.rescore",
     "RLCheckpointLoader": "rlkit.rounds.checkpoints",
     "SearchRoundEnv": "rlkit.practice.environment",
     "create_environment": "rlkit.practice.environment",

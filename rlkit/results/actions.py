@@ -1,0 +1,71 @@
+"""The stored actions of a run (`rollouts/step-<n>.parquet`), a few steps and columns at a time: a
+run of a thousand steps is opened without reading it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlkit.errors import DataError, RunError
+from rlkit.run import Run, find_run
+
+GROUP = ["step", "state_id", "visit"]  # what tells one group from another
+
+
+def named_run(run: Run | str | Path, output_root: str | Path = "outputs") -> Run:
+    """A run by name, by the path of its folder, or itself."""
+    return run if isinstance(run, Run) else Run.at(find_run(str(run), output_root))
+
+
+class StoredActions:
+    """One row an action, one file a step. Raises RunError where the run holds none."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder = run.rollouts_folder
+        numbers = (p.stem.removeprefix("step-") for p in self.folder.glob("step-*.parquet"))
+        self.steps = sorted(int(number) for number in numbers if number.isdigit())
+        if not self.steps:
+            raise RunError(f"{self.folder} holds no actions yet; train first.")
+
+    def columns(self, step: int) -> list[str]:
+        """The columns of a step's actions, in order."""
+        return list(self._file(step).schema_arrow.names)
+
+    def rows(self, step: int, without: Iterable[str] = ()) -> list[dict]:
+        """The actions of a step as plain values, without the columns named."""
+        left_out = set(without)
+        file = self._file(step)
+        return file.read([c for c in file.schema_arrow.names if c not in left_out]).to_pylist()
+
+    def frame(self, columns: Sequence[str], steps: Iterable[int] | None = None) -> pd.DataFrame:
+        """These columns of the actions of some steps (None: all), in the order in which they were
+        sampled, with `step` first."""
+        wanted = [self._known(step) for step in (self.steps if steps is None else steps)]
+        with ThreadPoolExecutor(4) as pool:
+            tables = list(pool.map(lambda step: self._file(step).read(list(columns)), wanted))
+        frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
+        sizes = [table.num_rows for table in tables]
+        frame.insert(0, "step", pd.Series(wanted).repeat(sizes).to_numpy())
+        return frame
+
+    def _known(self, step: int) -> int:
+        if step not in self.steps:
+            raise RunError(
+                f"{self.folder} holds no actions of step {step}; it has {len(self.steps)} steps, "
+                f"{self.steps[0]} to {self.steps[-1]}."
+            )
+        return step
+
+    def _file(self, step: int) -> pq.ParquetFile:
+        path = self.folder / f"step-{self._known(step)}.parquet"
+        try:
+            return pq.ParquetFile(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(
+                f"{path} cannot be read ({error}); restore it or move it away."
+            ) from None
