@@ -25,6 +25,7 @@ from rlkit.results.evaluate import Evaluation, evaluate_policies, records
 
 POLICY = "model"
 MAX_DETAILS = 100
+NOT_SCORED = "could not be scored (their reward is None) and count in no average"
 
 
 class ModelSource(NamedTuple):
@@ -159,11 +160,12 @@ def figures_line(values: dict[str, Any]) -> str:
     """The figures in a line, the accuracy with n and interval."""
     low, high = values["accuracy_interval"]
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-    reward = values["average_reward"]
+    reward, unscored = values["average_reward"], values["errors"]["unscored"]
     return (
         f"accuracy {values['accuracy']:.3f}{interval}, n = {values['num_samples']}; reward "
         f"{'none' if reward is None else format(reward, '.3f')}, format "
         f"{values['format_correctness']:.3f}, {values['average_length']:.0f} tokens"
+        + (f"; {unscored} answers {NOT_SCORED}" if unscored else "")
     )
 
 

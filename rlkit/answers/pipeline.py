@@ -22,10 +22,10 @@ import pandas as pd
 from rlkit.answers.course_config import read_course_config, run_name_of
 from rlkit.answers.evaluation import figures, figures_line, fingerprint
 from rlkit.answers.quality import check_data_quality, model_limits
-from rlkit.answers.tool_training import grpo_facts, newest_adapter, publish
+from rlkit.answers.tool_training import publish, trained_grpo, trained_sft
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RunError
-from rlkit.files import append_line, plain, read_json, read_object, write_json
+from rlkit.files import append_line, plain, read_object, write_json
 from rlkit.practice.splits import NAME
 from rlkit.results.evaluate import Evaluation, load_evaluation
 from rlkit.results.report import write_report
@@ -255,19 +255,9 @@ class AgenticRLPipeline:
         return facts | {"findings": problems[:_SHOWN]}
 
     def _sft(self) -> dict[str, Any]:
-        from rlkit.training.loop import warm_start
-
-        run = self.run_of_stages
-        with run.lock():
-            folder = warm_start(self.config, run, self._task(), log=self.log)
-        rows = read_json(folder / "sft_metrics.json")
-        return {
-            "model": self.config.model.base_model_path,
-            "model_path": str(folder),
-            "num_epochs": self.config.sft.num_epochs,
-            "updates": len(rows),
-            "final_loss": rows[-1]["loss"] if rows else None,
-        }
+        folder, facts = trained_sft(self.config, self.log)
+        epochs, base = self.config.sft.num_epochs, self.config.model.base_model_path
+        return {"model": base, "model_path": str(folder), "num_epochs": epochs, **facts}
 
     def _sft_inputs(self) -> list[Any]:
         wanted = self.config.evaluation
@@ -283,7 +273,13 @@ class AgenticRLPipeline:
         if gate is None:
             gate = {"split": found.facts.get("split", "eval"), **values["policies"]["warm_start"]}
             self.log(f"there are no dev states, so the gate is decided on {gate['split']}")
-        return values | {"threshold": self.config.answers.sft_accuracy_threshold, "gate": gate}
+        threshold = self.config.answers.sft_accuracy_threshold
+        gate["passed"] = gate["accuracy"] >= threshold
+        word = "reaches" if gate["passed"] else "is below"
+        self.log(
+            f"the accuracy on {gate['split']} {word} answers.sft_accuracy_threshold {threshold}"
+        )
+        return values | {"threshold": threshold, "gate": gate}
 
     def _gate(self) -> dict[str, Any] | None:
         """The SFT policy on all dev states, which decides whether GRPO begins: a choice is not
@@ -330,13 +326,9 @@ class AgenticRLPipeline:
         return [training.num_epochs, training.steps_per_epoch, training.max_steps]
 
     def _grpo(self) -> dict[str, Any]:
-        from rlkit.training.loop import train_run
-
-        run = train_run(self.config, log=self.log)
-        folder = newest_adapter(run)
-        values = grpo_facts(run) | {"num_epochs": self.config.training.num_epochs}
-        values["model_path"] = str(folder) if folder else None
-        return values | {"status": run.status()["state"]}
+        folder, facts = trained_grpo(self.config, self.log)
+        facts |= {"status": facts.pop("state"), "num_epochs": self.config.training.num_epochs}
+        return facts | {"model_path": str(folder) if folder else None}
 
     def _grpo_inputs(self) -> list[Any]:
         return [*self._sft_inputs(), Path(self.results["grpo_training"]["model_path"])]

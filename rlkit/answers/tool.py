@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from rlkit.answers.datasets import load_rows, register_dataset
-from rlkit.answers.evaluation import check_model, evaluate_model
+from rlkit.answers.evaluation import NOT_SCORED, check_model, evaluate_model
 from rlkit.answers.rewards import AnswerReward, check_reward_function
 from rlkit.answers.tool_data import dataset_name, described, loaded, own_rows, reward_settings
 from rlkit.answers.tool_parameters import REWARDS, ToolParameters
@@ -152,7 +152,12 @@ class RLTrainingTool:
             )
         found = evaluate_model(p.model_path, rows, config, use_adapter=p.use_lora, log=self.log)
         kept = {*p.metrics, "accuracy", "average_reward", "accuracy_interval", "num_samples"}
-        values = {name: value for name, value in found.figures().items() if name in kept}
+        figures = found.figures()
+        values = {name: value for name, value in figures.items() if name in kept}
+        unscored = figures["errors"]["unscored"]
+        if unscored:
+            values["reward_note"] = f"{unscored} of {len(rows)} answers {NOT_SCORED}"
+            self.log(values["reward_note"])
         if "details" in p.metrics:
             values["details"] = found.details()
             if len(rows) > len(values["details"]):

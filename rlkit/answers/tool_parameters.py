@@ -103,12 +103,13 @@ class ToolParameters(Section):
         None, "evaluate: an adapter's or model's folder, or a hub id", min_length=1
     )
     metrics: list[str] = key(
-        list(METRICS), "evaluate: what to tell besides accuracy and average_reward",
+        list(METRICS), "evaluate: what to tell besides accuracy and average_reward; a text "
+        "with commas is a list, too",
         choices=METRICS, min_length=1,
     )  # fmt: skip
     name: str | None = key(None, "register_...: under which name", min_length=1)
-    use_tensorboard: bool = key(True, "grpo: write TensorBoard events")
-    use_wandb: bool = key(False, "grpo: log to Weights & Biases")
+    use_tensorboard: bool = key(True, "train: write TensorBoard events, into `run_folder`")
+    use_wandb: bool = key(False, "train: log to Weights & Biases")
     wandb_project: str = key("rlkit", "project there", min_length=1)
     seed: int = key(7, "seed of everything that is drawn", ge=0, le=2**32 - 1)
 
@@ -127,6 +128,8 @@ class ToolParameters(Section):
             low = values[name].lower() if isinstance(values.get(name), str) else None
             if low in (*ACTIONS, "sft", "grpo", "rl", *REWARDS):
                 values[name] = low
+        if isinstance(values.get("metrics"), str):
+            values["metrics"] = [n.strip() for n in values["metrics"].split(",") if n.strip()]
         if not isinstance(values.get("dataset", ""), (str, int)) and "custom_dataset" not in values:
             values["custom_dataset"] = values.pop("dataset")
         return cls.model_validate(values)
@@ -154,12 +157,13 @@ class ToolParameters(Section):
             used = {"model_path", "split", "use_lora", "metrics", "batch_size", "max_new_tokens"}
             return {"action", *used, *rows, *reward}
         used = {"algorithm", "model_name", "output_dir", "num_epochs", "batch_size", "use_lora"}
-        used |= {"action", "learning_rate", *rows}
+        used |= {"action", "learning_rate", "use_tensorboard", "use_wandb", *rows}
+        if self.use_wandb:
+            used |= {"wandb_project"}
         if self.use_lora:
             used |= {"lora_rank", "lora_alpha"}
         if self.algorithm == "grpo":
-            used |= {"num_generations", "kl_coef", "max_new_tokens", "use_tensorboard", *reward}
-            used |= {"use_wandb", *({"wandb_project"} if self.use_wandb else ())}
+            used |= {"num_generations", "kl_coef", "max_new_tokens", *reward}
         return used
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlkit.answers.evaluation import ModelSource, check_model, device_name
+from rlkit.answers.evaluation import NOT_SCORED, ModelSource, check_model, device_name
 from rlkit.answers.tool_parameters import ToolParameters
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RunError
@@ -22,6 +22,7 @@ from rlkit.files import read_json, read_object
 from rlkit.practice.splits import NAME
 from rlkit.run import Run
 
+Log = Callable[[str], None]
 BASE_MODEL = "Qwen/Qwen3-0.6B"  # the course's
 ADAPTER, MODEL = "adapter_config.json", "config.json"  # what tells the two kinds of folder apart
 # safe rates, by algorithm and use_lora
@@ -37,13 +38,13 @@ _NOT_THE_MODEL = ("optimizer.safetensors", "pending.safetensors", "trainer_state
 
 
 def train(
-    p: ToolParameters, dataset: str, reward: dict[str, Any], log: Callable[[str], None]
+    p: ToolParameters, dataset: str, reward: dict[str, Any], log: Log
 ) -> tuple[dict[str, Any], set[str]]:
     """Train as the call says; the result's values, and the parameters that were idle.
 
     Raises ConfigError, DataError, ModelError or RunError, each one sentence.
     """
-    if p.use_wandb and p.algorithm == "grpo" and importlib.util.find_spec("wandb") is None:
+    if p.use_wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
             "use_wandb is true, but wandb is not installed; install the extra 'tracking', or set "
             "use_wandb to false."
@@ -52,10 +53,13 @@ def train(
     _check_fits(p, source)
     config = train_config(p, source, dataset, reward)
     try:
-        trained = _sft(config, log) if p.algorithm == "sft" else _grpo(config, log)
+        folder, facts = (
+            trained_sft(config, log) if p.algorithm == "sft" else trained_grpo(config, log)
+        )
     except RunError as error:  # of the run's parameters, the tool's users set this one
         raise RunError(str(error).replace("run_name", "output_dir")) from error
-    folder, facts = trained
+    if facts.pop("state", None) == "stopped":
+        facts |= {"status": "stopped", "message": "interrupted; the same call goes on."}
     values: dict[str, Any] = {"status": "success", "algorithm": p.algorithm}
     values |= {"model": p.model_name or BASE_MODEL, "output_dir": p.output_dir}
     if folder is not None:
@@ -166,36 +170,30 @@ def _check_fits(p: ToolParameters, source: ModelSource) -> None:
         )
 
 
-def _sft(config: RunConfig, log: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+def trained_sft(config: RunConfig, log: Log) -> tuple[Path, dict[str, Any]]:
+    """SFT alone: its folder, the number of updates, and the last one's loss."""
     from rlkit.training.loop import sft_run  # loads torch
 
     folder = sft_run(config, log=log)
     rows = read_json(folder / "sft_metrics.json")
-    return folder, {"final_loss": rows[-1]["loss"] if rows else None}
+    return folder, {"updates": len(rows), "final_loss": rows[-1]["loss"] if rows else None}
 
 
-def _grpo(config: RunConfig, log: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
+def trained_grpo(config: RunConfig, log: Log) -> tuple[Path | None, dict[str, Any]]:
+    """GRPO: the folder of its newest checkpoint that is whole, `_grpo_facts`, and its state."""
+    from rlkit.training.checkpointing import newest_folder
     from rlkit.training.loop import train_run
 
     run = train_run(config, log=log)
-    facts = grpo_facts(run)
-    folder = newest_adapter(run)
-    if run.status()["state"] == "stopped":
-        facts |= {"status": "stopped", "message": "interrupted; the same call goes on."}
-    return folder, facts
+    facts = _grpo_facts(run) | {"state": run.status()["state"]}
+    if "reward_note" in facts:
+        log(facts["reward_note"])
+    return newest_folder(run.checkpoints_folder, log), facts
 
 
-def newest_adapter(run: Run) -> Path | None:
-    """The folder of the run's newest checkpoint that is whole; None without one."""
-    from rlkit.training.checkpointing import newest_checkpoint
-
-    found = newest_checkpoint(run.checkpoints_folder)
-    return found.folder if found else None
-
-
-def grpo_facts(run: Run) -> dict[str, Any]:
+def _grpo_facts(run: Run) -> dict[str, Any]:
     """The last step's loss, and over the last epoch's steps the mean reward and accuracy of what
-    was sampled."""
+    was sampled, with a note where some of it could not be scored."""
     rows = [row for row in run.read_metrics() if row["step"]]
     last = [row for row in rows if row["epoch"] > rows[-1]["epoch"] - 1 + 1e-9]
 
@@ -204,4 +202,7 @@ def grpo_facts(run: Run) -> dict[str, Any]:
         return sum(values) / len(values) if values else None
 
     facts = {"final_loss": rows[-1].get("loss") if rows else None, "num_steps": len(rows)}
-    return facts | {"average_reward": mean("reward"), "accuracy": mean("accuracy")}
+    facts |= {"average_reward": mean("reward"), "accuracy": mean("accuracy")}
+    unscored = mean("unjudged_share")
+    note = f"{unscored or 0:.1%} of the last epoch's answers {NOT_SCORED}, nor in what is learnt"
+    return facts | ({"reward_note": note} if unscored else {})

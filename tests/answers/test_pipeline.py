@@ -182,9 +182,12 @@ def test_the_gate_is_decided_on_dev_and_both_accuracies_are_told(
     assert asked[0] == ("dev", "warm_start", n_dev)
     assert (kept["accuracy"], kept["num_samples"]) == (on_eval, 6)
     assert (kept["gate"]["split"], kept["gate"]["accuracy"]) == ("dev", on_dev)
-    assert kept["gate"]["num_samples"] == n_dev
+    assert (kept["gate"]["num_samples"], kept["gate"]["passed"]) == (n_dev, begins)
+    assert kept["threshold"] == 0.5
     said = capsys.readouterr().out
     assert f"on dev, which decides on GRPO: accuracy {on_dev:.3f}" in said
+    word = "reaches" if begins else "is below"
+    assert f"the accuracy on dev {word} answers.sft_accuracy_threshold 0.5" in said
     assert f", n = {n_dev};" in said and ", n = 6;" in said
     assert load_evaluation(made.folder / "evaluation.json").facts["split"] == "eval"
     reason = made._held_back()

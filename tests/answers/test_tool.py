@@ -8,6 +8,7 @@ import math
 import datasets
 import pytest
 from safetensors.numpy import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rlkit
 from rlkit.answers import tool as tool_module
@@ -90,6 +91,8 @@ def test_in_asks_for_a_key_where_the_name_is_one_of_results():
         ({"action": "evaluate", "model_path": "no/such/folder/x"}, "no model folder"),
         ({"action": "create_reward", "reward_type": "steps"}, "did you mean step?"),
         ({"action": "load_dataset", "dataset": "gsm8"}, "did you mean gsm8k?"),
+        ({"action": "evaluate", "metrics": "accuracy,acuracy"}, "a list of accuracy | average"),
+        ({"action": "evaluate", "metrics": " , "}, "a list of accuracy | average"),
         ({"action": "register_dataset", "name": "mine"}, "give both"),
         ({"action": "register_dataset", "name": "a/b", "custom_dataset": ROWS}, "no name"),
     ],
@@ -114,8 +117,9 @@ def test_wandb_without_its_package_is_one_sentence(tool, tmp_path, monkeypatch):
     monkeypatch.setattr(
         tool_module.train.__globals__["importlib"].util, "find_spec", lambda n: None
     )
-    result = tool.run({"action": "train", **GRPO, "use_wandb": True, "output_dir": str(tmp_path)})
-    assert "wandb is not installed" in result["message"]
+    for call in (GRPO, SMALL):
+        asked = {"action": "train", **call, "use_wandb": True, "output_dir": str(tmp_path)}
+        assert "wandb is not installed" in tool.run(asked)["message"]
 
 
 # ---- parameters
@@ -128,14 +132,26 @@ def test_what_is_idle_in_a_combination_is_accepted_and_listed(tool):
     assert result["ignored"] == ["use_wandb", "wandb_project"]  # null is not given at all
 
 
-def test_wandb_project_counts_with_wandb_on():
-    def ignored(**given):
-        return ToolParameters.read({"action": "train", "algorithm": "grpo", **given}).ignored()
+def test_metrics_may_be_a_text_with_commas():
+    def metrics(given):
+        return ToolParameters.read({"action": "evaluate", "metrics": given}).metrics
 
-    assert ignored(wandb_project="a", use_wandb=True) == []
+    assert metrics("accuracy,average_reward") == ["accuracy", "average_reward"]
+    assert metrics(" errors , details,") == ["errors", "details"]
+    assert metrics("accuracy") == metrics(["accuracy"]) == ["accuracy"]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_trackers_count_for_both_algorithms_and_wandb_project_with_wandb_on(algorithm):
+    def ignored(**given):
+        return ToolParameters.read({"action": "train", "algorithm": algorithm, **given}).ignored()
+
+    assert ignored(wandb_project="a", use_wandb=True, use_tensorboard=False) == []
     assert ignored(wandb_project="a", use_wandb=False) == ["wandb_project"]
     assert ignored(use_lora=False, lora_rank=8) == ["lora_rank"]
-    assert ignored(reward_type="step", step_bonus=0.2, max_length=9) == ["max_length"]
+    shape = {"reward_type": "step", "step_bonus": 0.2, "max_length": 9}
+    idle = {"sft": ["reward_type", "max_length", "step_bonus"], "grpo": ["max_length"]}
+    assert ignored(**shape) == idle[algorithm]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +252,10 @@ def test_sft_puts_an_adapter_into_the_folder_and_the_same_call_shows_it_again(to
     first = trained(tool, tmp_path / "sft")
     assert (first["algorithm"], first["model"], first["num_samples"]) == ("sft", "debug", 6)
     assert first["final_loss"] > 0 and first["device"] in ("cpu", "cuda")
+    board = EventAccumulator(str(Run.at(first["run_folder"]).tensorboard_folder / "sft")).Reload()
+    losses = [event.value for event in board.Scalars("sft/loss")]
+    assert len(losses) == first["updates"] == 2
+    assert losses[-1] == pytest.approx(first["final_loss"])
     adapter = tmp_path / "sft" / "adapter_model.safetensors"
     weights = load_file(adapter)
     assert any("lora_B" in name and abs(w).max() > 0 for name, w in weights.items())
@@ -278,6 +298,31 @@ def test_a_reward_of_ones_own_is_what_grpo_is_paid_by(tool, tmp_path):
     result = tool.run({"action": "train", "output_dir": str(tmp_path), **given, **changes})
     assert result["average_reward"] == 0.25 and set(asked) <= {"4", "8", "17"} and asked
     assert result["reward_type"] == "always"
+
+
+def test_answers_that_could_not_be_scored_are_told_in_result_and_log(tmp_path):
+    heard: list[str] = []
+    tool = RLTrainingTool(log=heard.append)
+
+    def silent(completions, ground_truth):
+        return [None if gold == "4" else 0.5 for gold in ground_truth]
+
+    asked = {"action": "evaluate", "model_path": "debug", "custom_dataset": {"train": ROWS,
+             "test": ROWS}, "max_new_tokens": 4, "custom_reward": silent}  # fmt: skip
+    found = tool.run(asked | {"metrics": "average_reward"})
+    assert found["average_reward"] == 0.5
+    assert found["reward_note"].startswith("1 of 3 answers could not be scored")
+    assert found["reward_note"] in heard
+    none = tool.run(asked | {"custom_reward": lambda completions: [None] * len(completions)})
+    assert none["average_reward"] is None and none["reward_note"].startswith("3 of 3 answers")
+    assert "reward_note" not in tool.run(asked | {"custom_reward": lambda completions: [0]})
+
+    given = {k: v for k, v in GRPO.items() if k != "dataset"} | {"output_dir": str(tmp_path)}
+    never = {"custom_reward": lambda completions: [None] * len(completions)}
+    trained = tool.run({"action": "train", **given, "custom_dataset": ROWS, **never})
+    assert trained["average_reward"] is None and trained["status"] == "success"
+    assert trained["reward_note"].startswith("100.0% of the last epoch's answers could not be")
+    assert trained["reward_note"] in heard
 
 
 def test_an_edited_reward_of_the_same_name_is_another_run(tool, tmp_path):
