@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     merge.add_argument("--checkpoints", type=int, nargs="+", metavar="STEP", help="default: all")
     merge.add_argument("--output-dir", type=Path, metavar="D", help="default: merged/ of the run")
 
-    _command(commands, "check", _check, "look whether everything is there for a run")
+    check = _command(commands, "check", _check, "is everything there and sound, does a step work?")
+    check.add_argument("--quick", action="store_true", help="load no model and take no step")
+    check.add_argument("--json", action="store_true", help="one JSON list, for machines")
     judge = _command(commands, "check-judge", _check_judge, "measure how noisy the judge is")
     judge.add_argument("--samples", type=int, default=50, metavar="N", help="documents labelled")
     collect = _command(commands, "collect", _collect, "play questions and record the rounds")
@@ -218,18 +221,21 @@ def _merge(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from rlkit.doctor import quick_check
+    from rlkit.doctor import Finding, full_check, line_of, quick_check
 
+    found: list[Finding] = []
     try:
         config = _config(options)
+        findings = quick_check(config) if options.quick else full_check(config)
     except ConfigError as error:
-        print(f"fail  parameters  {error}")
-        return 1
-    levels = []
-    for level, subject, text in quick_check(config):
-        print(f"{level:<5} {subject:<11} {text}", flush=True)
-        levels.append(level)
-    return 1 if "fail" in levels else 0
+        findings = iter([Finding("fail", "parameters", str(error))])
+    for one in findings:
+        found.append(one)
+        if not options.json:
+            print(line_of(one, colour=sys.stdout.isatty()), flush=True)
+    if options.json:
+        print(json.dumps([one.as_dict() for one in found], ensure_ascii=False, indent=1))
+    return 1 if any(one.level == "fail" for one in found) else 0
 
 
 def _check_judge(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import types
@@ -212,24 +213,29 @@ def test_runs_lists_runs(tmp_path, capsys):
 
 def test_check_reports_each_subject_and_fails_on_what_is_missing(tmp_path, capsys):
     root = f"output_root={tmp_path}"
-    assert cli.main(["check", "--params", PARAMS, "--set", root]) == 0
+    check = ["check", "--quick", "--params", PARAMS, "--set"]
+    assert cli.main([*check, root]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [
-        "parameters", "packages", "folder", "device", "model", "data", "plug-ins"
+        "parameters", "packages", "folder", "device", "model", "memory", "disk", "plug-ins",
+        "data", "language", "gold", "splits",
     ]  # fmt: skip
     missing = [root, "model.base_model_path=./nowhere", "data.source=library",
                "data.corpus_path=no.jsonl", "data.questions_path=no.jsonl"]  # fmt: skip
-    assert cli.main(["check", "--params", PARAMS, "--set", *missing]) == 1
+    assert cli.main([*check, *missing]) == 1
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fail")]
     assert [line.split()[1] for line in failed] == ["model", "data"]
-    assert cli.main(["check", "--set", "grop.x=1"]) == 1
+    assert cli.main(["check", "--json", "--set", "grop.x=1"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["level"], found["subject"]) == ("fail", "parameters")
+    assert "did you mean grpo?" in found["text"]
 
 
 def test_check_counts_the_states_of_recorded_rounds_and_fails_without_any(tmp_path, capsys):
     (tmp_path / "corpus.jsonl").write_text('{"id": "d1", "title": "T", "text": "some words"}\n')
     (tmp_path / "rounds").mkdir()
     given = ["data.source=rounds", f"data.rounds_path={tmp_path}/rounds", f"output_root={tmp_path}"]
-    check = ["check", "--params", PARAMS, "--set", *given]
+    check = ["check", "--quick", "--params", PARAMS, "--set", *given]
     assert cli.main(check) == 1
     assert "data.corpus_path is not set" in capsys.readouterr().out
     assert cli.main([*check, f"data.corpus_path={tmp_path}/corpus.jsonl"]) == 1

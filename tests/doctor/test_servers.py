@@ -1,4 +1,4 @@
-"""The look before a run, at the servers that the run will ask; the rest is in test_cli.py."""
+"""The look before a run, at the servers that the run will ask; absent ones too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def found(url: str = "http://127.0.0.1:9/v1", *, kind: str = "llm", **sections) 
     """subject -> (level, sentence) of what is said of servers."""
     model = {"vllm_base_url": url, "base_model_path": "debug"} | sections.pop("model", {})
     config = RunConfig.from_sections(model=model, checker={"kind": kind}, **sections)
-    return {s: (level, text) for level, s, text in quick_check(config) if s in LIVE}
+    return {f.subject: (f.level, f.text) for f in quick_check(config) if f.subject in LIVE}
 
 
 def test_nothing_is_said_of_servers_where_none_is_asked():

@@ -1,0 +1,122 @@
+"""What the checks say, and what several of them look at, read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rlkit.config import RunConfig
+from rlkit.library.bm25 import build_backend
+from rlkit.library.corpus import Library
+from rlkit.library.orchestrator import SearchOrchestrator
+from rlkit.practice.source import chosen_states, load_library
+from rlkit.rounds.checkpoints import RLCheckpointLoader
+from rlkit.rounds.state import State
+
+_COLOURS = {"ok": 32, "warn": 33, "fail": 31}  # of a terminal
+Said = tuple[Any, ...]  # a finding without its subject: level, text, and perhaps todo and facts
+
+
+class Finding(NamedTuple):
+    """level ok, warn or fail; `todo` is empty where nothing is to be done, or the text says it;
+    `facts` are the numbers behind the text."""
+
+    level: str
+    subject: str
+    text: str
+    todo: str = ""
+    facts: Mapping[str, Any] = MappingProxyType({})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return self._asdict() | {"facts": dict(self.facts)}
+
+
+class Recorded(NamedTuple):
+    """States of the recorded rounds, those of failed runs that were played again, and files whose
+    runs were set aside."""
+
+    states: list[State]
+    superseded: list[State]
+    damaged: list[Any]
+
+
+def line_of(finding: Finding, colour: bool = False) -> str:
+    """A finding as one line, its level in green, amber or red where `colour` allows it."""
+    level = f"{finding.level:<5}"
+    if colour and not os.environ.get("NO_COLOR"):
+        level = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m"
+    todo = f" -> {finding.todo}" if finding.todo else ""
+    return f"{level} {finding.subject:<11} {finding.text}{todo}"
+
+
+def finding(subject: str, said: Said) -> Finding:
+    """What a check said, under its subject."""
+    return Finding(said[0], subject, *said[1:])
+
+
+@dataclass
+class Look:
+    """The parameters, and what is read for them when it is first asked for. `failed` names the
+    subjects that failed; `away`, whether a server that the run will ask did not answer."""
+
+    config: RunConfig
+    failed: set[str] = field(default_factory=set)
+    away: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, which need not be there."""
+        return Path(self.config.output_root) / self.config.run_name
+
+    @property
+    def searches(self) -> bool:
+        return self.config.task == "search"
+
+    @property
+    def rounds(self) -> Path | None:
+        """Where rounds are recorded already; None: they are collected when the run begins."""
+        given = self.config.data.rounds_path
+        own = self.folder / "rounds"
+        return Path(given) if given is not None else own if own.is_dir() else None
+
+    @cached_property
+    def library(self) -> Library:
+        return load_library(self.config)
+
+    @cached_property
+    def recorded(self) -> Recorded:
+        """What is recorded in `rounds`, cut to `data.max_questions` as the run does it."""
+        data = self.config.data
+        loader = RLCheckpointLoader(
+            self.rounds, data.min_clues_per_round, data.max_samples_per_question, self.config.seed
+        )
+        states = chosen_states(loader.extract_training_samples(), data.max_questions)
+        return Recorded(states, loader.superseded, loader.damaged)
+
+    @cached_property
+    def orchestrator(self) -> SearchOrchestrator:
+        """Search as the run does it; its index is taken where one is kept, else made in memory."""
+        search, kept = self.config.search, Path(self.config.output_root) / ".index"
+        backend = build_backend(self.library.corpus, search, kept if kept.is_dir() else None)
+        return SearchOrchestrator(self.library.corpus, backend, search.top_k)
+
+    @cached_property
+    def skeleton(self) -> Any:
+        """The base model without its weights; None where its config is not here."""
+        from rlkit.training.estimate import skeleton
+
+        model = self.config.model
+        return skeleton(model.base_model_path, trust_remote_code=model.trust_remote_code)
+
+    @cached_property
+    def shape(self) -> Any:
+        """The skeleton's sizes; None as there."""
+        from rlkit.training.estimate import shape_of
+
+        return None if self.skeleton is None else shape_of(self.skeleton, self.config.lora)
