@@ -88,8 +88,12 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--parallel", type=int, default=2, metavar="N", help="requests at once")
     serve.set_defaults(handler=_serve)
 
-    report = commands.add_parser("report", help="write a run's HTML report")
-    report.add_argument("run", help="a run's name, or the path of its folder")
+    report = commands.add_parser("report", help="write the HTML report of one run, or of several")
+    report.add_argument("run", nargs="+", help="a run's name, or the path of its folder")
+    report.add_argument(
+        "--output", type=Path, metavar="F",
+        help="default: report.html in the run's folder; of several runs, beside their folders",
+    )  # fmt: skip
     runs = commands.add_parser("runs", help="list the runs")
     for command, handler in ((report, _report), (runs, _runs)):
         command.add_argument("--output-root", default="outputs", metavar="D")
@@ -320,7 +324,8 @@ def _report(options: argparse.Namespace) -> None:
     from rlkit.results.report import write_report
     from rlkit.run import find_run
 
-    path = write_report(find_run(options.run, options.output_root))
+    folders = [find_run(run, options.output_root) for run in options.run]
+    path = write_report(*folders, path=options.output)
     print(f"report: {path.resolve()}")
 
 
