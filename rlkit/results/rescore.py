@@ -136,9 +136,7 @@ def _rewards(frame: pd.DataFrame, config: RunConfig) -> list[float | None]:
     has none under any values."""
     search = config.search
     calculator = RewardCalculator(config.reward, search.max_clues, search.top_k)
-    counted = frame[list(COUNT_KEYS)].to_dict(
-        "records"
-    )  # Python's own ints: numpy rounds otherwise
+    counted = frame[list(COUNT_KEYS)].to_dict("records")  # ints of Python: numpy rounds otherwise
     return [
         np.nan if unknown else calculator.invalid if invalid else calculator.of_counts(counts)
         for unknown, invalid, counts in zip(

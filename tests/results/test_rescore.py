@@ -44,9 +44,9 @@ def test_the_same_values_give_the_stored_bits(tmp_path, scale):
 
 
 def test_any_counts_and_values_give_the_stored_bits(tmp_path):
-    """Numpy rounds to 1e-6 otherwise than Python does: the counts must be Python's own."""
+    """Numpy rounds halves of 1e-6 otherwise than Python: the counts must be Python's own."""
     chance = random.Random(1)
-    values = {key: chance.uniform(-3, 3) for key in COUNT_KEYS}
+    values = {key: round(chance.uniform(-3, 3), 6) + 5e-7 for key in COUNT_KEYS}
     config = RunConfig.from_sections(output_root=str(tmp_path), reward=values)
     run, rows = Run.open(config), []
     calculator = RewardCalculator(config.reward, config.search.max_clues, config.search.top_k)
