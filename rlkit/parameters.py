@@ -380,6 +380,20 @@ class EvaluationSection(Section):
     checkpoint: Literal["newest", "best"] = key(
         "newest", "which one is `tuned`; best: the highest reward on dev"
     )
+    models: list[str] = key(
+        [],
+        "further ones that are compared: folders of checkpoints or whole (merged) models, or "
+        "newest, best, all of the run's checkpoints",
+        allowed="a list of folders | newest | best | all",
+    )
+    samples: int = key(
+        0,
+        "actions sampled for each state beside the greedy one, at grpo.temperature; 0: none",
+        "actions",
+        ge=0,
+        le=256,
+    )
+    cache: bool = key(True, "keep what models answer, so that it is not written a second time")
 
 
 class SftSection(Section):

@@ -1,228 +1,36 @@
 """Policies side by side on held-out states: each writes one action per state, the task scores it.
 
     evaluation = evaluate_policies(task, {"untouched": ..., "tuned": ...}, task.states("eval"))
-    evaluation.summary()        # per policy and metric: mean over questions, 95 % interval, n
-    evaluation.differences()    # tuned minus the others, paired by question
     evaluation.save(run.evaluation_path)
 
-A metric is averaged within a question first, then over questions. Actions whose reward is None
-(nothing could be judged) are counted as unjudged and enter no average of what was found. The
-discovery rate leaves out states with nothing missing, and counts them.
+What an `Evaluation` then tells stands in evaluation.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pandas as pd
-
-from rlkit.errors import DataError
-from rlkit.files import read_json, write_json
-from rlkit.practice.reward import COUNT_KEYS
 from rlkit.practice.seam import searches
-from rlkit.results.statistics import (
-    Interval,
-    PairedInterval,
-    mean_interval,
-    paired_interval,
-    share_interval,
+from rlkit.results.evaluation import (
+    BASELINES,
+    METRICS,
+    NAMES,
+    NOT_TUNED,
+    PRIMARY,
+    REWARD_PARTS,
+    Evaluation,
+    Metric,
+    load_evaluation,
+    policy_names,
+    policy_pairs,
+    records,
 )
 
-SCHEMA = 1
-BASELINES = ("untouched", "warm_start", "raw_question")
-NOT_TUNED = (*BASELINES, "scripted", "oracle")
-NAMES = {
-    "raw_question": "raw question",
-    "untouched": "untouched model",
-    "warm_start": "warm start",
-    "scripted": "scripted Executor",
-    "tuned": "tuned Executor",
-    "served": "served Executor",
-    "oracle": "oracle",
-}
-REWARD_PARTS = COUNT_KEYS
-
-
-class Metric(NamedTuple):
-    """A column of the evaluation: its title, its unit, whether it needs a judged action, and
-    whether it is 0 or 1 for each, so that its mean is a share with an exact interval."""
-
-    title: str
-    unit: str
-    judged: bool
-    share: bool = False
-
-
-METRICS = {
-    "reward": Metric("Reward", "per action", True),
-    "reward_without_seen": Metric("Reward without seen documents", "per action", True),
-    "important_rate": Metric("Important rate", "share of documents read", True),
-    "discovery_rate": Metric("Discovery rate", "share of missing documents", True),
-    "n_clues": Metric("Clues", "per action", False),
-    "invalid": Metric("Invalid actions", "share of actions", False),
-}
-PRIMARY = "discovery_rate"
-_COLUMNS = ("policy", "state_id", "question_id", "completion")
-_SEARCH_COLUMNS = ("hops", "round", "unjudged", "documents_read", "clues", "documents")
-_STATE_KEYS = (
-    "state_id", "question_id", "question", "subgoal", "round", "hops", "n_seen", "n_missing",
-    "missing",
-)  # fmt: skip
-_WHOLE = ("hops", "round", "unjudged", "documents_read")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One row a (policy, state) in `frame`, what each state showed in `states`, and the `facts`.
-
-    facts: `split`, `split_sizes`, for the search task `known` (gold, recorded or mixed),
-    `reward_values`, and `left_out`, the split's states that the task never gave, since they have
-    nothing missing; for other tasks `metrics` and `primary`, where they have their own; and
-    `adapters`, {policy: {folder, step}} of those that a checkpoint plays, from the run's folder.
-    """
-
-    frame: pd.DataFrame
-    states: tuple[dict[str, Any], ...]
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def policies(self) -> list[str]:
-        """The policies' names in the order in which they were evaluated."""
-        return list(dict.fromkeys(self.frame["policy"]))
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """The columns that are compared, by name."""
-        own = self.facts.get("metrics")
-        return {name: Metric(*row) for name, row in own.items()} if own else METRICS
-
-    @property
-    def primary(self) -> str:
-        """The metric of the headline."""
-        return self.facts.get("primary", PRIMARY)
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What the policies are called in words."""
-        return policy_names("metrics" not in self.facts)
-
-    @property
-    def n_questions(self) -> int:
-        return len({state["question_id"] for state in self.states})
-
-    @property
-    def nothing_missing(self) -> int:
-        """States that the discovery rate leaves out, since they have nothing missing; those that
-        the task had left out of the split before are among them."""
-        return self.facts.get("left_out", 0) + sum(s["n_missing"] == 0 for s in self.states)
-
-    def judged_rows(self, policy: str, metric: str) -> pd.DataFrame:
-        """The policy's rows that have a value of the metric (see the head of this file)."""
-        rows = self.frame[self.frame["policy"] == policy]
-        if self.metrics[metric].judged:
-            rows = rows[rows["reward"].notna()]
-        return rows[rows[metric].notna()]
-
-    def question_values(self, policy: str, metric: str) -> dict[str, float]:
-        """The metric of each question: the mean over its states, in the order of the ids."""
-        rows = self.judged_rows(policy, metric)
-        return rows.groupby("question_id")[metric].mean().to_dict()
-
-    def interval(self, policy: str, metric: str) -> Interval:
-        """Mean over questions of the metric, with its 95 % interval."""
-        values = self.question_values(policy, metric).values()
-        exact = self.metrics[metric].share and set(values) <= {0.0, 1.0}
-        return share_interval(values) if exact else mean_interval(values)
-
-    def paired(self, policy: str, baseline: str, metric: str) -> tuple[dict, dict]:
-        """Both policies' values by question, over the states that count under both."""
-        ours, theirs = (self.judged_rows(name, metric) for name in (policy, baseline))
-        both = set(ours["state_id"]) & set(theirs["state_id"])
-        values = (
-            rows[rows["state_id"].isin(both)].groupby("question_id")[metric].mean().to_dict()
-            for rows in (ours, theirs)
-        )
-        return tuple(values)
-
-    def difference(self, policy: str, baseline: str, metric: str) -> PairedInterval:
-        """Mean of policy - baseline over questions, with its 95 % interval."""
-        return paired_interval(*self.paired(policy, baseline, metric))
-
-    def summary(self) -> pd.DataFrame:
-        """One row a (policy, metric): mean, low, high, n_questions, n_states, unjudged_actions."""
-        rows = []
-        for policy in self.policies:
-            unjudged = int(self.frame.loc[self.frame["policy"] == policy, "reward"].isna().sum())
-            for metric in self.metrics:
-                n, mean, low, high = self.interval(policy, metric)
-                row = {"policy": policy, "metric": metric, "mean": mean, "low": low, "high": high}
-                n_states = len(self.judged_rows(policy, metric))
-                counts = {"n_questions": n, "n_states": n_states, "unjudged_actions": unjudged}
-                rows.append(row | counts)
-        return pd.DataFrame(rows)
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """Whom to compare with whom, see `policy_pairs`."""
-        return policy_pairs(self.policies)
-
-    def differences(self) -> pd.DataFrame:
-        """One row a (pair, metric): mean of policy - baseline by question, interval, verdict."""
-        rows = []
-        for policy, baseline in self.pairs():
-            for metric in self.metrics:
-                interval = self.difference(policy, baseline, metric)
-                row = {"policy": policy, "baseline": baseline, "metric": metric}
-                rows.append(row | interval._asdict() | {"verdict": interval.verdict})
-        columns = ["policy", "baseline", "metric", *PairedInterval._fields, "verdict"]
-        return pd.DataFrame(rows, columns=columns)
-
-    def joined(self, earlier: Evaluation) -> Evaluation | None:
-        """This evaluation with the policies that only an earlier one has; None where they cannot
-        stand side by side, since states or facts differ."""
-        facts = [{k: v for k, v in e.facts.items() if k != "adapters"} for e in (self, earlier)]
-        if self.states != earlier.states or facts[0] != facts[1]:
-            return None
-        frames = {name: e.frame for e in (earlier, self) for name in e.policies}
-        names = sorted(frames, key="oracle".__eq__)  # what could be had at most stays last
-        rows = [row for n in names for row in records(frames[n][frames[n]["policy"] == n])]
-        before = earlier.facts.get("adapters", {})
-        kept = {n: a for n, a in before.items() if n not in self.policies}
-        adapters = {"adapters": kept | self.facts.get("adapters", {})}
-        return Evaluation(_frame(rows, self.facts), self.states, self.facts | adapters)
-
-    def save(self, path: str | Path) -> Path:
-        """Write `evaluation.json` (schema 1) so that it appears whole; NaN becomes null."""
-        return write_json(
-            path,
-            {
-                "schema": SCHEMA,
-                **self.facts,
-                "n_questions": self.n_questions,
-                "n_states": len(self.states),
-                "nothing_missing": self.nothing_missing,
-                "summary": records(self.summary()),
-                "differences": records(self.differences()),
-                "states": list(self.states),
-                "rows": records(self.frame),
-            },
-        )
-
-
-def policy_names(search: bool) -> dict[str, str]:
-    """What the policies of the search task, or of another, are called in words."""
-    return NAMES if search else NAMES | {"tuned": "tuned model"}
-
-
-def policy_pairs(policies: Sequence[str]) -> list[tuple[str, str]]:
-    """Which of the policies are compared: each tuned one with each baseline, the warm start with
-    the untouched model, and the served Executor with the same one at home."""
-    tuned = [name for name in policies if name not in NOT_TUNED]
-    wanted = [(policy, base) for policy in tuned for base in BASELINES]
-    wanted += [("warm_start", "untouched"), ("served", "tuned")]
-    return [pair for pair in wanted if set(pair) <= set(policies)]
+__all__ = [
+    "BASELINES", "METRICS", "NAMES", "NOT_TUNED", "PRIMARY", "REWARD_PARTS", "Evaluation",
+    "Metric", "evaluate_policies", "load_evaluation", "policy_names", "policy_pairs", "records",
+]  # fmt: skip
 
 
 def evaluate_policies(
@@ -232,62 +40,39 @@ def evaluate_policies(
     *,
     split: str = "eval",
     batch_size: int = 8,
+    samples: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Evaluation:
     """Let each policy write one action for each state, and score them all with the task.
 
     A policy with `write_batch` is asked for `batch_size` states at a time. One that is `deep`
     (the raw question) is searched deeply enough to read `max_documents` new documents with a
-    single clue. A task's own `metrics` and `primary` take the place of the search's.
-    `progress(done, total, policy)` is called after each batch.
+    single clue. A policy with `sample_batch(states, k)` gives `samples` further actions a state.
+    One with `release` is told when it has written all. A task's own `metrics` and `primary` take
+    the place of the search's. `progress(done, total, policy)` is called after each batch.
     """
-    rows = []
-    total = len(policies) * len(states)
+    rows, sampled = [], []
+    k = {
+        name: samples if hasattr(policy, "sample_batch") else 0 for name, policy in policies.items()
+    }
+    total = len(states) * sum(1 + n for n in k.values())
     for name, policy in policies.items():
         for start in range(0, len(states), batch_size):
             batch = states[start : start + batch_size]
             for state, text in zip(batch, _write(policy, batch), strict=True):
-                score = _score(task, policy, state, text)
+                score = _score(task, policy, state, [text])[0]
                 rows.append(_row(name, state, text, score))
+            for state, texts in zip(batch, _sample(policy, batch, k[name]), strict=True):
+                scores = _score(task, policy, state, texts)
+                drawn = [_row(name, state, *one) for one in zip(texts, scores, strict=True)]
+                sampled += [row | {"sample": number} for number, row in enumerate(drawn)]
             if progress is not None:
-                progress(len(rows), total, name)
+                progress(len(rows) + len(sampled), total, name)
+        if hasattr(policy, "release"):
+            policy.release()
     facts = {"split": split, **_task_facts(task, split, states)}
     kept = tuple(_state_row(state) for state in states)
-    return Evaluation(_frame(rows, facts), kept, facts)
-
-
-def load_evaluation(path: str | Path) -> Evaluation:
-    """Read what `Evaluation.save` wrote.
-
-    Raises DataError where the file is missing, damaged, or of another schema.
-    """
-    data = read_json(path)
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise DataError(f"{path} has schema {found!r}, not {SCHEMA}; evaluate the run again.")
-    if not (isinstance(data.get("rows"), list) and isinstance(data.get("states"), list)):
-        raise DataError(f"{path} lacks its lists 'rows' and 'states'; evaluate the run again.")
-    worked_out = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences")
-    facts = {k: v for k, v in data.items() if k not in (*worked_out, "states", "rows")}
-    for kind, wanted in (("rows", _columns(facts)), ("states", _STATE_KEYS)):
-        for number, row in enumerate(data[kind]):
-            missing = [k for k in wanted if k not in row] if isinstance(row, dict) else wanted
-            if missing:
-                raise DataError(
-                    f"{path}: {kind}[{number}] lacks {missing[0]!r}; evaluate the run again."
-                )
-    try:
-        frame = _frame(data["rows"], facts)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{path}: a value in `rows` is no number ({error}); evaluate the run again."
-        ) from error
-    return Evaluation(frame, tuple(data["states"]), facts)
-
-
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The frame's rows as plain JSON values: numpy scalars become Python's, NaN becomes None."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return Evaluation.of(rows, kept, facts, sampled)
 
 
 def _write(policy: Any, batch: Sequence[Any]) -> list[str]:
@@ -296,31 +81,21 @@ def _write(policy: Any, batch: Sequence[Any]) -> list[str]:
     return [policy.write(state) for state in batch]
 
 
-def _score(task: Any, policy: Any, state: Any, text: str) -> Any:
-    if not getattr(policy, "deep", False):
-        return task.score(state, [text])[0]
+def _sample(policy: Any, batch: Sequence[Any], k: int) -> list[list[str]]:
+    return policy.sample_batch(batch, k) if k else [[] for _ in batch]
+
+
+def _score(task: Any, policy: Any, state: Any, texts: Sequence[str]) -> list[Any]:
+    if not texts or not getattr(policy, "deep", False):
+        return task.score(state, texts) if texts else []
     top_k = len(state.seen_docids) + task.env.max_documents
-    return task.score(state, [text], top_k=top_k)[0]
+    return task.score(state, texts, top_k=top_k)
 
 
 def _row(policy: str, state: Any, text: str, score: Any) -> dict[str, Any]:
     place = {n: getattr(state, n, None) for n in ("state_id", "question_id", "hops", "round")}
     written = {"reward": score.reward, "completion": text}
     return {"policy": policy, **place, **score.components, **written}
-
-
-def _columns(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """What every row has: the metrics, and for the search task what it found."""
-    own = facts.get("metrics")
-    return (*_COLUMNS, *own) if own else (*_COLUMNS, *METRICS, *_SEARCH_COLUMNS)
-
-
-def _frame(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> pd.DataFrame:
-    columns = _columns(facts)
-    extra = dict.fromkeys(key for row in rows for key in row if key not in columns)
-    frame = pd.DataFrame(list(rows), columns=[*columns, *extra])
-    numbers = dict.fromkeys(facts.get("metrics") or METRICS, "float64")
-    return frame.astype(numbers | {name: "Int64" for name in _WHOLE if name in columns})
 
 
 def _state_row(state: Any) -> dict[str, Any]:
@@ -336,6 +111,7 @@ def _state_row(state: Any) -> dict[str, Any]:
         "n_seen": len(getattr(state, "seen_docids", ())),
         "n_missing": len(missing),
         "missing": missing,
+        "recorded_discovery": getattr(state, "recorded_discovery", None),
     }
 
 

@@ -8,19 +8,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from rlkit.config import RunConfig
 from rlkit.errors import RunError
-from rlkit.results.compare import _checkpoints, _played, evaluate_run
+from rlkit.results import players
+from rlkit.results.chosen import chosen_folders
+from rlkit.results.compare import _played, evaluate_run
 from rlkit.results.evaluate import load_evaluation
+from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.checkpointing import write_checkpoint
+from rlkit.training.loop import load_model
 
 
 def test_checkpoints_of_the_same_step_from_other_runs_are_all_kept(tmp_path: Path) -> None:
     runs = ("first", "second", "third.again")
     folders = [tmp_path / run / "lora_checkpoints" / "checkpoint-10" for run in runs]
     run = SimpleNamespace(checkpoints_folder=tmp_path)
-    assert _checkpoints(run, False, folders, print) == {
+    assert chosen_folders(run, False, folders, print) == {
         "tuned": folders[0],
         "checkpoint-10": folders[1],
         "third_again-checkpoint-10": folders[2],
@@ -33,7 +38,7 @@ def test_every_checkpoint_has_a_name_of_its_own_and_none_takes_a_baselines(tmp_p
         Path("/untouched"),
         Path("/oracle"),
     ]
-    found = _checkpoints(SimpleNamespace(checkpoints_folder=tmp_path), False, folders, print)
+    found = chosen_folders(SimpleNamespace(checkpoints_folder=tmp_path), False, folders, print)
     assert dict(zip(found, folders, strict=True)) == found
     assert list(found) == [
         "tuned", "checkpoint-10", "arith-checkpoint-10", "arith-checkpoint-10-2",
@@ -56,16 +61,16 @@ def test_the_best_checkpoint_on_dev_can_be_asked_for_by_a_word_or_a_parameter(
 ) -> None:
     run, said = checkpoints_with_a_best(tmp_path / "run"), []
     best, newest = (run.checkpoints_folder / f"checkpoint-{step}" for step in (4, 8))
-    assert _checkpoints(run, False, [], print) == {"tuned": newest}
-    assert _checkpoints(run, False, [], said.append, "best") == {"tuned": best}
+    assert chosen_folders(run, False, [], print) == {"tuned": newest}
+    assert chosen_folders(run, False, [], said.append, "best") == {"tuned": best}
     assert said == ["evaluation: the best checkpoint is checkpoint-4"]
-    both = _checkpoints(run, False, [Path("best"), "newest"], print)
+    both = chosen_folders(run, False, [Path("best"), "newest"], print)
     assert both == {"tuned": best, "checkpoint-8": newest}
     assert _played(best, run) == {"folder": "lora_checkpoints/checkpoint-4", "step": 4}
     other = SimpleNamespace(folder=tmp_path / "other", checkpoints_folder=tmp_path / "other")
     assert _played(best, other)["folder"] == "../run/lora_checkpoints/checkpoint-4"
     with pytest.raises(RunError, match="has no checkpoint yet, so none is the best"):
-        _checkpoints(other, False, ["best"], print)
+        chosen_folders(other, False, ["best"], print)
 
 
 def test_an_evaluation_of_some_policies_joins_what_is_there_of_the_same_states(
@@ -105,3 +110,127 @@ def test_a_run_without_a_checkpoint_says_that_no_tuned_executor_is_compared(tmp_
     config = RunConfig.load("params/debug.yaml", changes)
     assert evaluate_run(config, log=said.append).policies == ["raw_question", "oracle"]
     assert any("no checkpoint yet" in line for line in said)
+
+
+def test_all_checkpoints_of_a_run_can_be_compared_and_none_counts_twice(tmp_path: Path) -> None:
+    run, said = checkpoints_with_a_best(tmp_path / "run"), []
+    best, newest = (run.checkpoints_folder / f"checkpoint-{step}" for step in (4, 8))
+    assert chosen_folders(run, False, ["all"], print) == {"tuned": newest, "checkpoint-4": best}
+    assert chosen_folders(run, False, ["best", "all", best], print) == {
+        "tuned": best,
+        "checkpoint-8": newest,
+    }
+    (best / "trainer_state.json").write_text("{}")
+    assert chosen_folders(run, False, ["all"], said.append) == {"tuned": newest}
+    assert said[0].startswith("evaluation: checkpoint-4 is passed over: ")
+    other = SimpleNamespace(folder=tmp_path / "other", checkpoints_folder=tmp_path / "other")
+    with pytest.raises(RunError, match="none is the all"):
+        chosen_folders(other, False, ["all"], print)
+
+
+def test_a_whole_model_keeps_its_name_and_models_of_the_parameters_come_after_the_newest(
+    tmp_path: Path,
+) -> None:
+    run = checkpoints_with_a_best(tmp_path / "run")
+    merged = tmp_path / "debug-grpo-step4"
+    merged.mkdir()
+    (merged / "config.json").write_text("{}")
+    best, newest = (run.checkpoints_folder / f"checkpoint-{step}" for step in (4, 8))
+    assert chosen_folders(run, False, [merged, best], print) == {
+        "debug-grpo-step4": merged,
+        "tuned": best,
+    }
+    models = [str(merged), "all"]
+    found = chosen_folders(run, False, [], print, "newest", models)
+    assert list(found) == ["tuned", "debug-grpo-step4", "checkpoint-4"]
+    assert chosen_folders(run, True, [], print, "newest", models) == {}
+    assert list(chosen_folders(run, False, [], print, None, models[:1])) == ["debug-grpo-step4"]
+
+
+@pytest.fixture()
+def with_models(tmp_path: Path) -> tuple[RunConfig, Path, Path, Path]:
+    """A run's config, two adapters of one base that write differently, and one of them merged."""
+    changes = [f"output_root={tmp_path}", "evaluation.policies=[untouched, tuned, oracle]"]
+    config = RunConfig.load("params/debug.yaml", changes)
+    model, tokenizer = load_model(config, log=lambda line: None)
+    folders = [tmp_path / "adapters" / name for name in ("checkpoint-1", "checkpoint-2")]
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(weight, std=2.0)
+        save_lora_checkpoint(model, folder)
+    merged = tmp_path / "merged-2"
+    model.merge_and_unload().save_pretrained(merged)
+    tokenizer.save_pretrained(merged)
+    return config, *folders, merged
+
+
+@pytest.fixture()
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was loaded: `base`, or the folder of a whole model."""
+    seen: list[str] = []
+    load, whole = players.load_model, players.load_base_model
+
+    def counted(config: RunConfig, *rest: object) -> object:
+        seen.append("base")
+        return load(config, *rest)
+
+    def counted_whole(folder: Path, *rest: object, **options: object) -> object:
+        seen.append(folder.name)
+        return whole(folder, *rest, **options)
+
+    monkeypatch.setattr(players, "load_model", counted)
+    monkeypatch.setattr(players, "load_base_model", counted_whole)
+    return seen
+
+
+def test_a_second_evaluation_loads_no_model_and_a_new_checkpoint_costs_only_itself(
+    with_models: tuple[RunConfig, Path, Path, Path], loads: list[str]
+) -> None:
+    config, first, second, _ = with_models
+    one = evaluate_run(config, baseline=True, checkpoints=[first], log=print)
+    assert loads == ["base"] and one.policies == ["untouched", "tuned", "oracle"]
+    said: list[str] = []
+    again = evaluate_run(config, baseline=True, checkpoints=[first], log=said.append)
+    assert loads == ["base"]
+    assert again.frame.to_json() == one.frame.to_json()
+    assert "evaluation: answers kept from before: untouched 4 of 4, tuned 4 of 4" in said
+    both = evaluate_run(config, baseline=True, checkpoints=[first, second], log=said.append)
+    assert loads == ["base", "base"]
+    assert "evaluation: answers kept from before: untouched 4 of 4, tuned 4 of 4" in said
+    new = both.frame.set_index("policy")["completion"]
+    assert new["tuned"].tolist() != new["checkpoint-2"].tolist()
+    off = config.with_overrides("evaluation.cache=false")
+    fresh = evaluate_run(off, baseline=True, checkpoints=[first, second], log=said.append)
+    assert len(loads) == 3 and fresh.frame.to_json() == both.frame.to_json()
+
+
+def test_a_merged_model_is_compared_beside_its_adapter_and_writes_the_same(
+    with_models: tuple[RunConfig, Path, Path, Path], loads: list[str]
+) -> None:
+    config, _, second, merged = with_models
+    found = evaluate_run(config, checkpoints=[second, merged], log=print)
+    assert found.policies == ["tuned", "merged-2"] and loads == ["base", "merged-2"]
+    written = found.frame.set_index("policy")["completion"]
+    assert written["tuned"].tolist() == written["merged-2"].tolist()
+    assert found.facts["adapters"]["merged-2"] == {"folder": "../merged-2", "step": None}
+    evaluate_run(config, checkpoints=[merged], log=print)
+    assert loads == ["base", "merged-2"]
+
+
+def test_samples_are_reproducible_and_more_of_them_go_on_from_those_that_are_kept(
+    with_models: tuple[RunConfig, Path, Path, Path], loads: list[str]
+) -> None:
+    config, first, _, _ = with_models
+
+    def samples(count: int, *changes: str) -> list[list[str]]:
+        changed = config.with_overrides(f"evaluation.samples={count}", *changes)
+        found = evaluate_run(changed, checkpoints=[first], log=print).samples
+        return [list(rows) for _, rows in found.groupby("state_id")["completion"]]
+
+    two, four = samples(2), samples(4)
+    assert loads == ["base", "base"] and [row[:2] for row in four] == two
+    assert len({text for row in four for text in row}) > 4  # sampled, not greedy
+    assert samples(4) == four and len(loads) == 2
+    assert samples(4, "evaluation.cache=false", "evaluation.batch_size=3") == four

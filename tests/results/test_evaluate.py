@@ -153,3 +153,84 @@ def test_a_policy_that_is_evaluated_again_replaces_its_rows_and_what_played_it()
     assert joined.facts["adapters"] == {"checkpoint-2": {"step": 2}, "tuned": {"step": 8}}
     assert now.joined(of({"split": "dev"}, row("oracle", "a1", 1, 0.5))) is None
     assert now.joined(of({}, row("oracle", "b1", 1, 0.5))) is None
+
+
+def test_p_is_adjusted_for_all_pairs_and_metrics_that_were_compared(
+    toy_evaluation: Evaluation,
+) -> None:
+    table = toy_evaluation.differences()
+    known = table[table["p"].notna()].sort_values("p")
+    # Holm's smallest is the smallest p times the number of tests; none falls below its p
+    assert known["p_holm"].iloc[0] == min(1.0, known["p"].iloc[0] * len(known))
+    assert (known["p_holm"] >= known["p"]).all() and known["p_holm"].is_monotonic_increasing
+    row = table.set_index(["policy", "baseline", "metric"]).loc[("tuned", "untouched", "reward")]
+    found = toy_evaluation.difference("tuned", "untouched", "reward")
+    assert (row["p"], row["smallest_effect"]) == (found.p, found.smallest_effect)
+    assert (row["verdict"], row["caution"]) == (found.verdict, found.caution)
+
+
+class Sampler:
+    """Names the missing documents in the samples of odd numbers only."""
+
+    def write(self, state: Any) -> str:
+        return "<clue>nothing</clue>"
+
+    def sample_batch(self, states: Any, count: int) -> list[list[str]]:
+        found = [" ".join(sorted(state.missing)) for state in states]
+        return [[f"<clue>{one if i % 2 else 'no'}</clue>" for i in range(count)] for one in found]
+
+
+def test_samples_are_scored_beside_the_greedy_action_and_kept(
+    toy_task: Any, toy_policies: Any, toy_states: Any, tmp_path: Path
+) -> None:
+    said: list[int] = []
+    policies = {"tuned": Sampler(), "oracle": toy_policies["oracle"]}
+    evaluation = evaluate_policies(
+        toy_task, policies, toy_states, samples=4, progress=lambda done, total, _: said.append(done)
+    )
+    assert said[-1] == 72 * (1 + 4 + 1) and len(evaluation.frame) == 2 * 72
+    assert evaluation.samples["sample"].tolist() == [0, 1, 2, 3] * 72
+    table = evaluation.summary().set_index(["policy", "metric"])["mean"]
+    assert table["tuned", "discovery_rate (best of 4)"] == 1.0
+    assert table["tuned", "discovery_rate (mean of 4)"] == 0.5
+    assert table["tuned", "discovery_rate"] == 0.0  # the headline is of the greedy action
+    assert ("oracle", "reward (best of 4)") not in table.index
+    again = load_evaluation(evaluation.save(tmp_path / "evaluation.json"))
+    pd.testing.assert_frame_equal(again.summary(), evaluation.summary())
+    other = evaluate_policies(toy_task, {"untouched": toy_policies["untouched"]}, toy_states)
+    joined = other.joined(again)
+    assert joined.policies == ["tuned", "untouched", "oracle"]
+    assert len(joined.samples) == 4 * 72
+    assert len(evaluate_policies(toy_task, policies, toy_states).joined(again).samples) == 0
+
+
+def test_a_policy_is_told_when_it_has_written_all(toy_task: Any, toy_states: Any) -> None:
+    told: list[str] = []
+
+    class Model(Sampler):
+        def release(self) -> None:
+            told.append("released")
+
+    evaluate_policies(
+        toy_task, {"a": Model()}, toy_states[:3], progress=lambda *_: told.append("wrote")
+    )
+    assert told == ["wrote", "released"]
+
+
+def test_breakdowns_stand_in_the_file_and_a_file_without_them_joins_all_the_same(
+    toy_evaluation: Evaluation, tmp_path: Path
+) -> None:
+    path = toy_evaluation.save(tmp_path / "evaluation.json")
+    data = json.loads(path.read_text())
+    by_hops = {(r["policy"], r["metric"], r["hops"]): r for r in data["breakdowns"]["hops"]}
+    assert by_hops["oracle", "discovery_rate", 4]["mean"] == 1.0
+    assert by_hops["oracle", "discovery_rate", 4]["n_questions"] == 12
+    assert {row["round"] for row in data["breakdowns"]["round"]} == {1, 2}
+    for state in data["states"]:
+        del state["recorded_discovery"]
+    path.write_text(
+        json.dumps({k: v for k, v in data.items() if k not in ("breakdowns", "samples")})
+    )
+    before = load_evaluation(path)
+    assert before.by("difficulty").empty
+    assert toy_evaluation.joined(before).policies == toy_evaluation.policies

@@ -1,0 +1,107 @@
+"""An evaluation in parts: by number of hops, by round, by how hard the question was for whoever
+recorded it; and what several sampled actions a state come to, on average and at best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from rlkit.errors import DataError
+from rlkit.results.statistics import Interval, mean_interval, share_interval
+
+COLUMNS = ("hops", "round", "difficulty")
+DIFFICULTIES = ("easy", "middle", "hard")
+_STATISTICS = {"mean": "mean", "best": "max"}
+
+
+def question_interval(values: Iterable[float], share: bool) -> Interval:
+    """Mean and 95 % interval of one value per question; exact where all are 0 or 1 of a share."""
+    values = list(values)
+    return share_interval(values) if share and set(values) <= {0.0, 1.0} else mean_interval(values)
+
+
+def difficulty(states: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """By question: `hard` where its recorded rounds found none of the documents that were missing
+    in these states, `easy` where they found all, else `middle`. It is the mean recorded discovery
+    by which `data.split: hard_first` sorts; a question without a record is left out."""
+    rates: dict[str, list[float]] = {}
+    for state in states:
+        if (rate := state.get("recorded_discovery")) is not None:
+            rates.setdefault(state["question_id"], []).append(rate)
+    means = {question: sum(found) / len(found) for question, found in rates.items()}
+    return {q: "hard" if m == 0 else "easy" if m == 1 else "middle" for q, m in means.items()}
+
+
+def by(evaluation: Any, column: str, metric: str | None = None) -> pd.DataFrame:
+    """One row a policy and group: policy, metric, the column, mean, low, high, n_questions,
+    n_states. The mean is over questions, each one's being over its states in the group.
+
+    `column` is `difficulty` or a column of the states (`hops`, `round`, `n_missing`, ...);
+    `metric` the primary one where none is named. Raises DataError for another column or metric.
+    """
+    metric = metric or evaluation.primary
+    if metric not in evaluation.metrics:
+        raise DataError(
+            f"{metric!r} is no metric of this evaluation; it has {', '.join(evaluation.metrics)}."
+        )
+    group, rows = _groups(evaluation.states, column), []
+    share = evaluation.metrics[metric].share
+    for policy in evaluation.policies:
+        judged = evaluation.judged_rows(policy, metric)
+        judged = judged.assign(group=judged["state_id"].map(group))
+        for value in _order(set(group.values())):
+            found = judged[judged["group"] == value]
+            n, mean, low, high = question_interval(_of_questions(found, metric), share)
+            row = {"policy": policy, "metric": metric, column: value, "mean": mean, "low": low}
+            rows.append(row | {"high": high, "n_questions": n, "n_states": len(found)})
+    names = ["policy", "metric", column, "mean", "low", "high", "n_questions", "n_states"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def _groups(states: Sequence[dict[str, Any]], column: str) -> dict[str, Any]:
+    """The value of the column by state, where it has one."""
+    if column == "difficulty":
+        known = difficulty(states)
+        found = {s["state_id"]: known.get(s["question_id"]) for s in states}
+    elif not states or column in states[0]:
+        found = {s["state_id"]: s[column] for s in states}
+    else:
+        allowed = ["difficulty", *states[0]]
+        raise DataError(f"the states have no {column!r}; choose one of {', '.join(allowed)}.")
+    return {state: value for state, value in found.items() if value is not None}
+
+
+def _order(values: set[Any]) -> list[Any]:
+    if values <= set(DIFFICULTIES):
+        return [name for name in DIFFICULTIES if name in values]
+    return sorted(values, key=lambda value: (str(type(value)), value))
+
+
+def _of_questions(rows: pd.DataFrame, metric: str) -> list[float]:
+    return rows.groupby("question_id")[metric].mean().tolist()
+
+
+def sampled_rows(evaluation: Any) -> list[dict[str, Any]]:
+    """Rows as those of `Evaluation.summary`, of the policies that sampled: `reward (mean of 4)`,
+    `reward (best of 4)`, and the same of the primary metric. Best is the highest value of a
+    state's samples, the mean their average; samples without a value count nowhere."""
+    rows = []
+    for policy, samples in evaluation.samples.groupby("policy", sort=False):
+        k = samples.groupby("state_id").size().max()
+        unjudged = int(samples["reward"].isna().sum())
+        for metric in dict.fromkeys(["reward", evaluation.primary]):
+            kept = samples[samples[metric].notna()]
+            if evaluation.metrics[metric].judged:
+                kept = kept[kept["reward"].notna()]
+            for name, how in _STATISTICS.items():
+                states = kept.groupby(["question_id", "state_id"])[metric].agg(how).reset_index()
+                found = question_interval(
+                    _of_questions(states, metric), evaluation.metrics[metric].share
+                )
+                row = {"policy": policy, "metric": f"{metric} ({name} of {k})"}
+                row |= {"mean": found.mean, "low": found.low, "high": found.high}
+                counts = {"n_questions": found.n, "n_states": len(states)}
+                rows.append(row | counts | {"unjudged_actions": unjudged})
+    return rows
