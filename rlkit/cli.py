@@ -35,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--baseline", action="store_true", help="the policies without tuning")
     evaluate.add_argument(
         "--checkpoint", type=Path, nargs="+", action="extend", default=[], metavar="P",
-        help="checkpoint folders, the first brings its own run's parameters; or newest or best "
-        "(on dev) of the run",
+        help="folders of checkpoints or merged models, the first brings its own run's parameters; "
+        "or newest, best (on dev) or all of the run",
     )  # fmt: skip
     evaluate.add_argument(
         "--policy", nargs="+", metavar="NAME", help="default: evaluation.policies"
@@ -44,6 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--teams", action="store_true", help="let each policy's team play whole questions"
     )
+    evaluate.add_argument(
+        "--export", nargs=2, metavar=("FORMAT", "DIR"),
+        help="write what was evaluated into a new folder, too, as browsecomp-plus lays it out",
+    )  # fmt: skip
 
     merge = _command(commands, "merge", _merge, "merge checkpoints into the base model")
     merge.add_argument("--checkpoints", type=int, nargs="+", metavar="STEP", help="default: all")
@@ -189,6 +193,13 @@ def _eval(options: argparse.Namespace) -> None:
     config = _config(options, _config_of(options.checkpoint))
     if options.policy:
         config = config.with_overrides(f"evaluation.policies=[{', '.join(options.policy)}]")
+    if options.export:
+        form, folder = options.export
+        if form != "browsecomp-plus" or Path(folder).exists():
+            raise ConfigError(
+                f"--export {form} {folder}: the format must be browsecomp-plus, and the folder one "
+                "that does not exist yet."
+            )
     chosen = {"baseline": options.baseline, "checkpoints": options.checkpoint}
     if options.teams:
         from rlkit.agents.recording import now_and_then
@@ -201,11 +212,17 @@ def _eval(options: argparse.Namespace) -> None:
 
     evaluation = evaluate_run(config, **chosen)
     print(evaluation.summary().to_string())
+    if options.export:
+        from rlkit.results.browsecomp import export_browsecomp
+
+        search = f"{config.search.backend} (k1 {config.search.k1}, b {config.search.b})"
+        tokens = config.grpo.max_new_tokens
+        print(export_browsecomp(evaluation, folder, retriever=search, max_tokens=tokens))
 
 
 def _config_of(checkpoints: Sequence[Path]) -> Path | None:
     """The parameters of the run that the first checkpoint belongs to."""
-    folders = [p for p in checkpoints if str(p) not in ("newest", "best") or p.is_dir()]
+    folders = [p for p in checkpoints if str(p) not in ("newest", "best", "all") or p.is_dir()]
     for checkpoint in folders:
         if not checkpoint.is_dir():
             raise ConfigError(f"there is no checkpoint at {checkpoint}; check the path.")

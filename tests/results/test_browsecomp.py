@@ -1,0 +1,97 @@
+"""The export has the files and fields that BrowseComp-Plus's own tools read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.errors import RunError
+from rlkit.results.browsecomp import export_browsecomp
+from rlkit.results.evaluation import METRICS, Evaluation
+
+
+def document(docid: str, clue: str) -> dict[str, Any]:
+    return {"docid": docid, "title": docid.upper(), "verdict": "LOCAL", "new": True, "clue": clue}
+
+
+def searched() -> Evaluation:
+    """One question in two states: g1 and g2 are missing in the first, g2 in the second."""
+    states = [
+        {"state_id": f"q/{r}", "question_id": "q", "round": r, "missing": missing, "n_missing": 1}
+        for r, missing in ((1, ["g1", "g2"]), (2, ["g2"]))
+    ]
+    common = dict.fromkeys(METRICS, 1.0) | {"policy": "tuned", "question_id": "q"}
+    common |= {"hops": 2, "unjudged": 0, "documents_read": 1, "completion": ""}
+    rows = [
+        {"state_id": "q/2", "round": 2, "clues": ["third"], "documents": [document("x", "third")]},
+        {"state_id": "q/1", "round": 1, "clues": ["first", "none"],
+         "documents": [document("g1", "first"), document("x", "first")]},
+    ]  # fmt: skip
+    return Evaluation.of([common | row for row in rows], states, {})
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_a_run_lists_searches_in_the_order_of_rounds_and_what_they_retrieved(
+    tmp_path: Path,
+) -> None:
+    folder = export_browsecomp(searched(), tmp_path / "out", retriever="BM25", max_tokens=64)
+    run = read(folder / "runs" / "tuned" / "run_0001.json")
+    assert set(run) == {
+        "metadata", "query_id", "tool_call_counts", "status", "retrieved_docids", "result",
+    }  # fmt: skip
+    assert (run["query_id"], run["status"]) == ("q", "incomplete")
+    assert (run["metadata"]["model"], run["metadata"]["max_output_tokens"]) == ("tuned", 64)
+    assert run["tool_call_counts"] == {"search": 3} and run["retrieved_docids"] == ["g1", "x"]
+    queries = [json.loads(entry["arguments"])["query"] for entry in run["result"]]
+    assert queries == ["first", "none", "third"]
+    outputs = [json.loads(entry["output"]) for entry in run["result"]]
+    assert [[d["docid"] for d in output] for output in outputs] == [["g1", "x"], [], ["x"]]
+
+
+def test_the_summary_has_recall_over_what_was_missing_and_no_accuracy_without_answers(
+    tmp_path: Path,
+) -> None:
+    folder = export_browsecomp(searched(), tmp_path / "out", retriever="BM25 (k1 0.9, b 0.4)")
+    summary = read(folder / "evals" / "tuned" / "evaluation_summary.json")
+    assert list(summary) == [
+        "LLM", "Accuracy (%)", "Recall (%)", "avg_tool_stats", "Calibration Error (%)",
+        "Retriever", "Link", "Evaluation Date", "per_query_metrics",
+    ]  # fmt: skip
+    assert (summary["Accuracy (%)"], summary["Recall (%)"]) == (None, 50.0)
+    assert summary["avg_tool_stats"] == {"search": 3.0}
+    assert summary["per_query_metrics"] == [{"query_id": "q", "correct": None, "recall": 50.0}]
+
+
+def test_answers_are_output_texts_with_an_accuracy(tmp_path: Path) -> None:
+    facts = {"metrics": {"accuracy": ["Accuracy", "share", False, True],
+                         "reward": ["Reward", "", True, False]}}  # fmt: skip
+    rows = [
+        {"policy": "tuned", "state_id": q, "question_id": q, "completion": f"It is {q}.",
+         "accuracy": right, "reward": right}
+        for q, right in (("1", 1.0), ("2", 0.0), ("3", 0.0))
+    ]  # fmt: skip
+    states = [{"state_id": q, "question_id": q, "missing": []} for q in "123"]
+    folder = export_browsecomp(Evaluation.of(rows, states, facts), tmp_path / "out")
+    summary = read(folder / "evals" / "tuned" / "evaluation_summary.json")
+    assert (summary["Accuracy (%)"], summary["Recall (%)"]) == (33.33, None)
+    assert [row["correct"] for row in summary["per_query_metrics"]] == [True, False, False]
+    run = read(folder / "runs" / "tuned" / "run_0002.json")
+    assert run["status"] == "completed" and run["result"][-1]["output"] == "It is 2."
+
+
+def test_every_policy_and_question_of_an_evaluation_is_written_and_nothing_is_overwritten(
+    toy_evaluation: Evaluation, tmp_path: Path
+) -> None:
+    folder = export_browsecomp(toy_evaluation, tmp_path / "out")
+    for policy in toy_evaluation.policies:
+        assert len(list((folder / "runs" / policy).glob("run_*.json"))) == 36
+    summary = read(folder / "evals" / "oracle" / "evaluation_summary.json")
+    assert summary["Recall (%)"] == 100.0
+    with pytest.raises(RunError, match="exists already"):
+        export_browsecomp(toy_evaluation, tmp_path / "out")
