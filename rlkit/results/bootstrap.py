@@ -22,10 +22,11 @@ def bca(values: tuple[float, ...]) -> tuple[float, float, float]:
     p is the smallest level at which the interval would leave out 0, so that both always agree;
     it cannot be much smaller than 1 / `RESAMPLES`.
     """
-    sample, mean = np.array(values), float(np.mean(values))
+    sample = np.array(values)
+    mean = _mean(sample, axis=0)
     found = stats.bootstrap(
         (sample,),
-        np.mean,
+        _mean,
         n_resamples=RESAMPLES,
         batch=max(1, 2_000_000 // len(sample)),
         vectorized=True,
@@ -41,6 +42,11 @@ def bca(values: tuple[float, ...]) -> tuple[float, float, float]:
     z = z / (1 + acceleration * z) - bias  # the interval's formula, solved for its level
     low, high = found.confidence_interval
     return float(low), float(high), float(2 * special.ndtr(-abs(z)))
+
+
+def _mean(sample: np.ndarray, axis: int) -> np.ndarray:
+    """Rounded, so that equal means are equal whatever the order in which they were summed."""
+    return np.round(np.mean(sample, axis=axis), 12)
 
 
 def _share_below(means: np.ndarray, value: float) -> float:

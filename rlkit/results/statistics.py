@@ -4,9 +4,13 @@ Rounds of one question are not independent, so the caller averages within a ques
 hands over one value per question. With n values, sample standard deviation s and
 t = the 97.5 % quantile of Student's t with n - 1 degrees of freedom, the 95 % interval is
 `mean ± t · s / √n` (Student 1908, "The probable error of a mean", Biometrika 6). With fewer than
-two values no interval exists: `low` and `high` are None and the mean stands alone. Differences
-of 100 questions and more have an interval from the bootstrap (bootstrap.py) instead; what both
-cover in simulations stands in docs/results.md.
+two values no interval exists: `low` and `high` are None and the mean stands alone.
+
+Where at least 100 paired differences are strongly skewed, their interval is the bootstrap's
+(bootstrap.py), otherwise it is Student's. In simulations neither alone covers as well: for
+differences of both signs, many of them 0, t does and BCa is too short; where few questions differ,
+and all in one direction, BCa does. `benchmarks/coverage.py` measures it, and docs/results.md has
+the table.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from scipy import stats
 from rlkit.results.bootstrap import CONFIDENCE, bca, smallest_effect
 
 ENOUGH_NON_ZERO = 20  # with fewer non-zero paired differences no effect is claimed
-BCA_FROM = 100  # questions; below, Student's t
-SKEWED = 0.2  # |skewness| / √n from which coverage suffers, see docs/results.md
+BCA_FROM = 100  # questions; below, always Student's t
+SKEWED = 0.2  # |skewness| / √n of strong skewness (Cochran 1977, "Sampling techniques", 2.15)
 _ZERO = 1e-9  # rewards are rounded to 1e-6; anything smaller is the noise of averaging
 
 
@@ -70,10 +74,10 @@ class PairedInterval(NamedTuple):
                 f"Too few to say: {self.non_zero} of {self.n} questions differ, and an effect is "
                 f"claimed only where at least {ENOUGH_NON_ZERO} do."
             )
-        if abs(self.skewness or 0.0) >= SKEWED * math.sqrt(self.n):
+        if strongly_skewed(self.skewness or 0.0, self.n):
             return (
-                f"The differences are strongly skewed ({self.skewness:+.1f} with n = {self.n}), so "
-                "that the interval misses the true mean more often than in 5 % of cases."
+                f"The differences are strongly skewed ({self.skewness:+.1f} with n = {self.n}): "
+                "such intervals miss the true mean in up to 12 % of simulations, not 5 %."
             )
         return ""
 
@@ -111,9 +115,9 @@ def paired_interval(a: Mapping[str, float | None], b: Mapping[str, float | None]
     """The 95 % interval of the mean difference a - b, paired by question, and its p-value.
 
     `a` and `b` map a question's id to its value; questions that only one has, or whose value is
-    None, NaN or infinite in either, are left out. Below `BCA_FROM` questions interval and p are
-    Student's t, from there those of `bca`. Where all differences are the same, the interval has
-    width 0 and p is the sign test's: 2 / 2ⁿ, or 1 where they are all 0.
+    None, NaN or infinite in either, are left out. Interval and p are Student's t, or those of
+    `bca` where at least `BCA_FROM` differences are strongly skewed. Where all differences are the
+    same, the interval has width 0 and p is the sign test's: 2 / 2ⁿ, or 1 where they are all 0.
     """
     differences = np.sort(np.array([*paired_differences(a, b).values()], dtype=np.float64))
     n, mean, low, high = mean_interval(differences)
@@ -122,12 +126,16 @@ def paired_interval(a: Mapping[str, float | None], b: Mapping[str, float | None]
         return PairedInterval(n, mean, low, high, non_zero)
     if np.ptp(differences) <= _ZERO:
         return PairedInterval(n, mean, low, high, non_zero, min(1.0, 2.0 ** (1 - non_zero)))
+    skewness = float(stats.skew(differences))
     method, p = "t", float(stats.ttest_1samp(differences, 0.0).pvalue)
-    if n >= BCA_FROM:
+    if n >= BCA_FROM and strongly_skewed(skewness, n):
         method, (low, high, p) = "bca", bca(tuple(differences))
     effect = smallest_effect(n, float(differences.std(ddof=1)))
-    skewness = float(stats.skew(differences))
     return PairedInterval(n, mean, low, high, non_zero, p, method, effect, skewness)
+
+
+def strongly_skewed(skewness: float, n: int) -> bool:
+    return abs(skewness) >= SKEWED * math.sqrt(n)
 
 
 def paired_differences(
