@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     merge = _command(commands, "merge", _merge, "merge checkpoints into the base model")
     merge.add_argument("--checkpoints", type=int, nargs="+", metavar="STEP", help="default: all")
     merge.add_argument("--output-dir", type=Path, metavar="D", help="default: merged/ of the run")
+    merge.add_argument("--max-shard-size", metavar="S", help="of a file of weights; default: 5GB")
 
     check = _command(commands, "check", _check, "is everything there and sound, does a step work?")
     check.add_argument("--quick", action="store_true", help="load no model and take no step")
@@ -236,7 +237,8 @@ def _merge(options: argparse.Namespace) -> None:
     config = _config(options)
     from rlkit.deploy.merge import merge_run
 
-    folders = merge_run(config, options.checkpoints, output_dir=options.output_dir)
+    size = {"max_shard_size": options.max_shard_size} if options.max_shard_size else {}
+    folders = merge_run(config, options.checkpoints, output_dir=options.output_dir, **size)
     for folder in folders:
         print(folder)
 

@@ -77,7 +77,8 @@ def _pairs(adapter: str | Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float
     folder = Path(adapter)
     try:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        scale = settings["lora_alpha"] / settings["r"]
+        rank = settings["r"] ** (0.5 if settings.get("use_rslora") else 1)
+        scale = settings["lora_alpha"] / rank
         tensors = load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f"the adapter at {folder} cannot be read: {error}") from error

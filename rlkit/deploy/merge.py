@@ -1,82 +1,64 @@
-"""From checkpoints to model folders that can be served: the adapter is merged into the base.
+"""From checkpoints to model folders that can be served: adapters are merged into the base.
 
-The base is loaded unquantised in float32 on the CPU, `W + (alpha / r) · B A` is computed in
-float32, then cast and saved with tokenizer, chat template and generation config. Each merge proves
-itself: on a few prompts the logits of the merged model must equal those of base and adapter to
-1e-4 in float32, and those of the model reloaded from disk in its saved dtype are compared and
-reported. The figures are printed and stored as `merge.json` in the model's folder.
+The base is loaded unquantised in float32 on the CPU, W + (alpha / r) · BA is added matrix by
+matrix, each checked in float64, then cast and saved with tokenizer, chat template and generation
+config. At most one float32 copy of the model is in memory at a time. Each merge proves itself
+(certificate.py): in memory the logits must be those of base and adapter, or nothing is saved; those
+of the model read back from disk are compared and reported. The figures are printed and stored as
+`certificate.json` in the model's folder, a model card beside them.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import peft
 import torch
 import transformers
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlkit.config import RunConfig
+from rlkit.deploy import certificate as proof
+from rlkit.deploy.certificate import Certificate
+from rlkit.deploy.held_out import held_out_prompts
+from rlkit.deploy.loading import Base, check_adapters, short_name, untie, with_adapters
+from rlkit.deploy.model_card import model_card, run_evaluation, run_lineage
+from rlkit.deploy.probe import (
+    PROMPTS,
+    Difference,
+    Prompt,
+    compare,
+    encode,
+    greedy,
+    joined,
+    largest_logit,
+    last_logits,
+)
+from rlkit.deploy.rounding import merge_layers, total
 from rlkit.errors import ModelError, RunError
-from rlkit.files import new_folder, write_json
+from rlkit.files import new_folder, write_json, write_text
 from rlkit.run import Run
-from rlkit.training.adapters import check_adapter
 from rlkit.training.checkpointing import PREFIX, checkpoint_steps
-from rlkit.training.models import resolve_base_model
+from rlkit.training.fingerprint import base_fingerprint
 from rlkit.training.precision import DTYPES
 
-TOLERANCE = 1e-4  # of logits: a right merge moves them by 1e-5, a wrong one by far more
-CERTIFICATE = "merge.json"
-PROMPTS = (
-    "Question: Which river flows through the city where the composer of the opera was born?\n",
-    "<search_clues><clue>founder of the harbour company</clue><clue>born in 1872</clue>",
-    "问题：这部小说的作者出生在哪座城市？\n",
+TOLERANCE = 1e-4  # of the largest logit: float32 rounds to 3e-6 of it, a wrong merge is far off
+_FOUR_BITS = (
+    "The run asked for a base in 4 bits (model.load_in_4bit): where its machine had them, the "
+    "adapter was trained on rounded weights, and it is merged into the unquantised ones."
 )
-
-
-@dataclass(frozen=True)
-class MergeReport:
-    """What was merged, and how far the merged model's logits are from base and adapter's."""
-
-    base: str
-    adapter: str
-    output: str
-    dtype: str
-    rank: int
-    alpha: float
-    prompts: int
-    tokens: int
-    float32_max_difference: float  # of logits, merged in memory in float32
-    saved_max_difference: float  # of logits, reloaded from disk in `dtype`
-    saved_mean_difference: float
-    saved_top1_agreement: float  # share of positions with the same most likely next token
-    float64_max_difference: float | None = None  # only where float32 cannot tell it from rounding
-
-    def __str__(self) -> str:
-        return (
-            f"{Path(self.output).name}: logits differ from base and adapter by at most "
-            f"{self.float32_max_difference:.1e} in float32{self._exact()} (allowed "
-            f"{TOLERANCE:.0e}); reloaded from disk in {self.dtype} by at most "
-            f"{self.saved_max_difference:.1e}, on average {self.saved_mean_difference:.1e}, same "
-            f"next token at "
-            f"{self.saved_top1_agreement:.1%} (n = {self.tokens} tokens of {self.prompts} prompts)"
-        )
-
-    def _exact(self) -> str:
-        exact = self.float64_max_difference
-        return "" if exact is None else f", which is rounding, and by {exact:.1e} in float64"
 
 
 def merge_run(
     config: RunConfig,
     checkpoints: Sequence[int] | None = None,
     output_dir: str | Path | None = None,
+    *,
+    max_shard_size: str = "5GB",
 ) -> list[Path]:
     """Merge checkpoints of a run: those listed, else those of `merge.checkpoints`, else all.
 
@@ -97,215 +79,193 @@ def merge_run(
         raise RunError(f"{folder} holds {asked}; there are: {listed}.")
     base = config.model.base_model_path
     root = Path(output_dir or config.merge.output_dir or run.merged_folder)
-    outputs = {step: root / f"{_short(base)}-grpo-step{step}" for step in steps}
-    for step, output in outputs.items():
-        if output.exists():
+    outputs = {step: root / f"{short_name(base)}-grpo-step{step}" for step in steps}
+    new = {step: output for step, output in outputs.items() if not output.exists()}
+    for output in outputs.values():
+        if output not in new.values():
             print(f"{output} exists already and is left as it is")
-            continue
+    held_out = held_out_prompts(config, run) if new and config.lora.enabled else None
+    for step, output in new.items():
         if not config.lora.enabled:
-            print(export_model(there[step], output, config.merge.dtype))
+            print(export_model(there[step], output, config.merge.dtype, max_shard_size))
             continue
-        print(f"merging step {step} of {', '.join(map(str, steps))} ...")
+        print(f"merging step {step} of {', '.join(map(str, new))} ...")
         merge_lora_to_base(
             base,
             there[step],
             output,
             config.merge.dtype,
+            max_shard_size=max_shard_size,
             trust_remote_code=config.model.trust_remote_code,
+            run=RunFacts(
+                held_out,
+                config.model.enable_thinking,
+                run_lineage(run, step),
+                run_evaluation(run, step),
+                (_FOUR_BITS,) if config.model.load_in_4bit else (),
+            ),
         )
     return list(outputs.values())
 
 
-def export_model(checkpoint: Path, output: Path, dtype: str) -> str:
+def export_model(checkpoint: Path, output: Path, dtype: str, max_shard_size: str = "5GB") -> str:
     """A checkpoint of all weights is a model already: saved in `dtype` with its tokenizer, and
     without what only training needs. Returns a line that says so."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=DTYPES[dtype])
+    said = f"all weights were trained, so nothing was merged; saved in {dtype}"
     with new_folder(output) as temporary:
-        model.save_pretrained(temporary)
+        model.save_pretrained(temporary, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(temporary)
-        write_json(temporary / CERTIFICATE, {"checkpoint": str(checkpoint), "dtype": dtype})
-    return f"{output.name}: all weights were trained, so nothing was merged; saved in {dtype}"
+        write_json(
+            temporary / proof.FILE,
+            {"schema": 1, "verdict": said, "checkpoint": str(checkpoint), "dtype": dtype},
+        )
+    return f"{output.name}: {said}"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run adds to a merge: the prompts of held-out states, and what the card tells."""
+
+    prompts: Mapping[str, Prompt] | None = None
+    enable_thinking: bool = False
+    lineage: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def merge_lora_to_base(
     base_path: str | Path,
-    adapter_path: str | Path,
+    adapter_path: str | Path | Sequence[str | Path],
     output_path: str | Path,
     dtype: str = "bfloat16",
     *,
+    prompts: Mapping[str, Prompt] | None = None,
+    max_shard_size: str = "5GB",
     trust_remote_code: bool = False,
-) -> MergeReport:
-    """Merge one adapter into its base and save the whole model as `output_path`.
+    run: RunFacts | None = None,
+) -> Certificate:
+    """Merge an adapter into its base and save the whole model as `output_path`.
 
-    `dtype` is float32, bfloat16 or float16. The folder appears whole, or not at all.
+    A list of adapters is a stack: their updates are added and rounded once. (A warm start that
+    GRPO continued is in the checkpoint already: give the checkpoint alone.) `dtype` is float32,
+    bfloat16 or float16. The certificate is made on `prompts` ({id: text or chat messages}), else on
+    those of `run`, else on three built-in texts. The folder appears whole, or not at all.
 
     Raises RunError where `output_path` exists, and ModelError where the base is quantised, where
     the adapter was trained on another base, is damaged, or where the merged logits differ.
     """
-    output = Path(output_path)
+    output, adapters = Path(output_path), _listed(adapter_path)
     if output.exists():
         raise RunError(f"{output} exists already and is never overwritten; move it away.")
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
-    source = resolve_base_model(base_path)
-    _check_base(source, str(base_path), Path(adapter_path), trust_remote_code)
-    model, tokenizer = _load_base(source, str(base_path), trust_remote_code)
-    prompts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
-    adapted = _with_adapter(model, Path(adapter_path))
-    lora = adapted.peft_config["default"]
-    before = _logits(adapted, prompts)
-    merged = _merged(adapted, Path(adapter_path))
-    in_float32 = _difference(before, _logits(merged, prompts))[0]
-    in_float64 = None
-    if not in_float32 <= TOLERANCE:
-        again, _ = _load_base(source, str(base_path), trust_remote_code)
-        in_float64 = _float64_difference(_with_adapter(again, Path(adapter_path)), merged, prompts)
-        del again
-    exact = in_float32 if in_float64 is None else in_float64
-    if not exact <= TOLERANCE:
-        raise ModelError(
-            f"merging {adapter_path} into {base_path} changes the logits by {exact:.1e}, more than "
-            f"{TOLERANCE:.0e}; the merged model would not be the trained one, so nothing was saved."
-        )
+    base, run = Base.of(base_path, trust_remote_code), run or RunFacts()
+    checked = check_adapters(base, adapters)
+    tokenizer = base.tokenizer()
+    asked = encode(tokenizer, prompts or run.prompts or PROMPTS, run.enable_thinking)
+    before = _served(base, adapters, tokenizer, asked, DTYPES[dtype])
+    adapted = with_adapters(base.load(torch.float32), adapters)
+    exact = last_logits(adapted.get_base_model(), before.texts)
+    untied = untie(adapted.get_base_model())
+    updates = merge_layers(adapted.get_base_model(), DTYPES[dtype])
+    merged = adapted.unload()
+    del adapted
+    in_float32, allowed = _checked(exact, last_logits(merged, before.texts), adapters, base)
     with new_folder(output) as temporary:
-        merged.to(DTYPES[dtype]).save_pretrained(temporary)
+        _cast(merged, DTYPES[dtype])
+        in_memory = last_logits(merged, before.texts)
+        merged.save_pretrained(temporary, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(temporary)
-        del model, adapted, merged  # so that two copies are never in memory at once
+        del merged  # so that two copies are never in memory at once
         gc.collect()
-        saved = _difference(before, _logits(_reload(temporary, dtype, trust_remote_code), prompts))
-        if not math.isfinite(saved[0]):
+        reloaded = Base.of(temporary, trust_remote_code).load(DTYPES[dtype])
+        after = _answers(reloaded, tokenizer, asked, before.texts)
+        if not math.isfinite(compare(before.logits, after.logits).max_difference):
             raise ModelError(f"{base_path} does not fit into {dtype}; merge it as bfloat16.")
-        report = MergeReport(
-            base=str(base_path),
-            adapter=str(adapter_path),
-            output=str(output),
+        certificate = Certificate(
+            name=output.name,
             dtype=dtype,
-            rank=lora.r,
-            alpha=lora.lora_alpha,
-            prompts=len(prompts),
-            tokens=sum(prompt.shape[1] for prompt in prompts),
-            float32_max_difference=in_float32,
-            float64_max_difference=in_float64,
-            saved_max_difference=saved[0],
-            saved_mean_difference=saved[1],
-            saved_top1_agreement=saved[2],
+            base={"name": base.name, **base_fingerprint(base.source), "checked": checked},
+            adapters=tuple(map(proof.adapter_record, adapters)),
+            float32=in_float32,
+            allowed=allowed,
+            in_memory=compare(before.logits, in_memory),
+            reloaded=compare(before.logits, after.logits),
+            reloaded_from_float32=compare(exact, after.logits),
+            own_rounding=compare(exact, before.logits),
+            greedy=proof.greedy_texts(asked, before.wrote, after.wrote, tokenizer),
+            held_out=not prompts and bool(run.prompts),
+            rounding={"all": total(updates).row(), "tensors": [x.row() for x in updates]},
+            untied=untied,
+            notes=run.notes,
         )
-        write_json(temporary / CERTIFICATE, {"schema": 1, **asdict(report)})
-    print(report)
-    return report
+        write_json(temporary / proof.FILE, certificate.as_dict())
+        write_text(temporary / "README.md", model_card(certificate, run.lineage, run.evaluation))
+    print(certificate)
+    return certificate
 
 
-def _short(name: str) -> str:
-    """The last part of a hub id or a path, which names what is merged."""
-    return str(name).rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _check_base(source: str, base: str, adapter: Path, trust_remote_code: bool) -> None:
-    """Find an adapter for another base before any weight is loaded.
-
-    Names are compared by their last part, so that a model folder may have been moved; shapes on
-    an empty model. Raises ModelError naming both bases.
-    """
-    config = _pretrained(transformers.AutoConfig, source, base, trust_remote_code=trust_remote_code)
-    if getattr(config, "quantization_config", None) is not None:
+def _listed(adapter_path: str | Path | Sequence[str | Path]) -> list[Path]:
+    one = isinstance(adapter_path, (str, Path))
+    adapters = [Path(path) for path in ([adapter_path] if one else adapter_path)]
+    if not adapters or len({path.resolve() for path in adapters}) < len(adapters):
         raise ModelError(
-            f"{base} is quantised, and merging into it would lose the update; give the unquantised "
-            "base, such as the repository that it was quantised from."
+            f"given are the adapters {[*map(str, adapters)]}; give one, or several that differ."
         )
-    with torch.device("meta"):
-        empty = transformers.AutoModelForCausalLM.from_config(
-            config, trust_remote_code=trust_remote_code
-        )
-    check_adapter(adapter, empty, base)
-    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    trained_on = settings.get("base_model_name_or_path")
-    if trained_on and not _same_base(trained_on, base, source):
+    return adapters
+
+
+class _Answers(NamedTuple):
+    """Greedy completions of the prompts (ids), whole texts, and their logits."""
+
+    wrote: list[list[int]]
+    texts: list[Tensor]
+    logits: list[Tensor]
+
+
+def _answers(
+    model: Any, tokenizer: Any, asked: Mapping[str, Tensor], texts: list[Tensor] | None = None
+) -> _Answers:
+    """What a model writes; the logits are of `texts`, by default of prompts and completions."""
+    wrote = greedy(model, tokenizer, [*asked.values()])
+    texts = texts or joined([*asked.values()], wrote)
+    return _Answers(wrote, texts, last_logits(model, texts))
+
+
+def _served(
+    base: Base,
+    adapters: Sequence[Path],
+    tokenizer: Any,
+    asked: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> _Answers:
+    """What base and adapter write in the dtype that is saved; they are gone on return."""
+    adapted = with_adapters(base.load(dtype), adapters)
+    found = _answers(adapted.get_base_model(), tokenizer, asked)
+    del adapted
+    gc.collect()
+    return found
+
+
+def _checked(
+    exact: list[Tensor], merged: list[Tensor], adapters: Sequence[Path], base: Base
+) -> tuple[Difference, float]:
+    """How far the merged model's logits are off in float32, and how far they may be; raises
+    ModelError beyond that."""
+    found, allowed = compare(exact, merged), TOLERANCE * max(1.0, largest_logit(exact))
+    if not found.max_difference <= allowed:
         raise ModelError(
-            f"the adapter at {adapter} was trained on {trained_on!r}, not on {base!r}; give the "
-            "base that it was trained on."
+            f"merging {', '.join(map(str, adapters))} into {base.name} changes the logits by "
+            f"{found.max_difference:.1e}, more than {allowed:.1e}; the merged model would not be "
+            "the trained one, so nothing was saved."
         )
+    return found, allowed
 
 
-def _same_base(trained_on: str, base: str, source: str) -> bool:
-    if _short(trained_on).casefold() == _short(base).casefold():
-        return True
-    try:
-        other = resolve_base_model(trained_on)
-    except ModelError:  # a folder that is gone: its name is all there is to compare
-        return False
-    return Path(other).resolve() == Path(source).resolve()
-
-
-def _load_base(
-    source: str, base: str, trust_remote_code: bool
-) -> tuple[nn.Module, transformers.PreTrainedTokenizerBase]:
-    transformers.utils.logging.disable_progress_bar()
-    tokenizer = _pretrained(
-        transformers.AutoTokenizer, source, base, trust_remote_code=trust_remote_code
-    )
-    model = _pretrained(
-        transformers.AutoModelForCausalLM,
-        source,
-        base,
-        dtype=torch.float32,
-        trust_remote_code=trust_remote_code,
-    )
-    return model.eval(), tokenizer
-
-
-def _pretrained(kind: type, source: str, base: str, **options):
-    try:
-        return kind.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"the model {base!r} cannot be loaded: {lines[0][:300]}") from error
-
-
-def _with_adapter(model: nn.Module, adapter: Path) -> peft.PeftModel:
-    try:
-        return peft.PeftModel.from_pretrained(model, str(adapter)).eval()
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"the adapter at {adapter} cannot be loaded: {lines[0][:300]}") from error
-
-
-def _merged(adapted: peft.PeftModel, adapter: Path) -> nn.Module:
-    try:
-        return adapted.merge_and_unload(safe_merge=True)
-    except ValueError as error:  # PEFT's own check that every merged weight is finite
-        raise ModelError(f"the adapter at {adapter} cannot be merged: {error}") from error
-
-
-def _reload(folder: Path, dtype: str, trust_remote_code: bool) -> nn.Module:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
-    )
-    return model.eval()
-
-
-def _float64_difference(adapted: nn.Module, merged: nn.Module, prompts: Sequence[Tensor]) -> float:
-    """The largest logit difference when both models compute in float64.
-
-    In float32 thirty layers and logits of 40 round by about 1e-4 by themselves (SmolLM2:
-    1.2e-04 in float32, 1.7e-05 in float64); here only the merge itself can differ. `merged` comes
-    back in float32, unchanged, since float32 to float64 and back is exact.
-    """
-    after = _logits(merged.double(), prompts)
-    merged.float()
-    return _difference(_logits(adapted.double(), prompts), after)[0]
-
-
-@torch.no_grad()
-def _logits(model: nn.Module, prompts: Sequence[Tensor]) -> list[Tensor]:
-    """For each prompt (1, P) its logits (P, V) in float32, or float64 where the model is."""
-    logits = [model(input_ids=prompt).logits[0] for prompt in prompts]
-    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in logits]
-
-
-def _difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float, float, float]:
-    """Largest and mean absolute difference of logits, and the share of equal top-1 tokens."""
-    a, b = torch.cat(list(before)), torch.cat(list(after))  # (T, V)
-    gap = (a - b).abs()
-    same = (a.argmax(-1) == b.argmax(-1)).float().mean()
-    return float(gap.max()), float(gap.mean()), float(same)
+def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Every weight to `dtype`, one after the other. Buffers stay: a rotary embedding's
+    frequencies are float32 in a model that is loaded in bfloat16, too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)

@@ -18,8 +18,17 @@ from rlkit.deploy import merge
 from rlkit.deploy.merge import merge_lora_to_base, merge_run
 from rlkit.errors import ModelError, RunError
 from rlkit.run import Run
+from tests.deploy.tiny import update_of
 
 MATRIX = "model.layers.1.self_attn.v_proj"
+
+
+def check_matrix(base: Path, merged: Path, module: str, update: torch.Tensor) -> None:
+    """The merged matrix is W plus the update, in float64."""
+    weight = load_file(base / "model.safetensors")[f"{module}.weight"].double()
+    found = load_file(merged / "model.safetensors")[f"{module}.weight"].double()
+    assert update.abs().max() > 0.01
+    torch.testing.assert_close(found, weight + update, atol=1e-6, rtol=0)
 
 
 def test_merged_weight_is_w_plus_alpha_over_r_times_b_a(
@@ -38,35 +47,40 @@ def test_merged_weight_is_w_plus_alpha_over_r_times_b_a(
 
 
 def test_the_folder_is_a_whole_model_that_computes_what_base_and_adapter_do(
-    base: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base_maker: Callable, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    base = base_maker("tiny-qwen3")
+    sampling = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+    (base / "generation_config.json").write_text(json.dumps(sampling))
     report = merge_lora_to_base(base, adapter, tmp_path / "merged", "float32")
     folder = tmp_path / "merged"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(base).chat_template
     names = {path.name for path in folder.iterdir()}
-    assert {"config.json", "generation_config.json", "model.safetensors", "merge.json"} <= names
-    assert (folder / "model.safetensors").stat().st_mode == (folder / "merge.json").stat().st_mode
+    assert {"config.json", "model.safetensors", "certificate.json", "README.md"} <= names
+    settings = json.loads((folder / "generation_config.json").read_text())
+    assert (settings["temperature"], settings["top_k"]) == (0.6, 20)
+    modes = {(folder / name).stat().st_mode for name in ("model.safetensors", "certificate.json")}
+    assert len(modes) == 1
     ids = tokenizer("The bridge at 桥", return_tensors="pt")["input_ids"]
     adapted = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
     merged = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         gap = (adapted.eval()(ids).logits - merged.eval()(ids).logits).abs().max()
-    assert gap < 1e-4 and report.saved_max_difference < 1e-4
+    assert gap < 1e-4 and report.reloaded.max_difference < 1e-4
     assert not any("lora" in name for name, _ in merged.named_parameters())
-    assert f"{report.float32_max_difference:.1e} in float32" in capsys.readouterr().out
+    assert f"merged: {report.verdict}" in capsys.readouterr().out
 
 
-def test_bfloat16_is_saved_and_its_difference_reported(
+def test_bfloat16_is_saved_in_shards_where_it_is_large(
     base: Path, adapter: Path, tmp_path: Path
 ) -> None:
-    report = merge_lora_to_base(base, adapter, tmp_path / "merged")
-    weights = load_file(tmp_path / "merged" / "model.safetensors")
-    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    stored = json.loads((tmp_path / "merged" / "merge.json").read_text())
-    assert stored["float32_max_difference"] <= 1e-4 < stored["saved_max_difference"] < 1
-    assert (stored["dtype"], stored["rank"], stored["alpha"]) == ("bfloat16", 4, 12)
-    assert stored["saved_max_difference"] == report.saved_max_difference
+    merge_lora_to_base(base, adapter, tmp_path / "merged", max_shard_size="20KB")
+    shards = sorted((tmp_path / "merged").glob("model-*-of-*.safetensors"))
+    index = json.loads((tmp_path / "merged" / "model.safetensors.index.json").read_text())
+    assert len(shards) > 2 and {s.name for s in shards} == set(index["weight_map"].values())
+    dtypes = {tensor.dtype for shard in shards for tensor in load_file(shard).values()}
+    assert dtypes == {torch.bfloat16}
 
 
 def test_an_existing_output_is_never_overwritten(base: Path, adapter: Path, tmp_path: Path) -> None:
@@ -142,29 +156,47 @@ def test_damaged_adapters_leave_nothing_behind(base: Path, adapter: Path, tmp_pa
     assert not out.exists()
 
 
-def test_float64_decides_where_float32_cannot_tell_a_merge_from_rounding(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = merge_lora_to_base(base, adapter, tmp_path / "plain", "float32")
-    assert plain.float64_max_difference is None
-    monkeypatch.setattr(merge, "_difference", lambda a, b: (2e-4, 0.0, 1.0))
-    exact = 3e-6
-    monkeypatch.setattr(merge, "_float64_difference", lambda *models: exact)
-    report = merge_lora_to_base(base, adapter, tmp_path / "decided", "float32")
-    assert (report.float32_max_difference, report.float64_max_difference) == (2e-4, exact)
-    assert "rounding, and by 3.0e-06 in float64" in str(report)
-    exact = 1.1e-4
-    with pytest.raises(ModelError, match=r"changes the logits by 1\.1e-04"):
-        merge_lora_to_base(base, adapter, tmp_path / "refused", "float32")
-
-
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (peft.tuners.lora.Linear, r"q_proj is not W \+ \(alpha / r\) BA"),  # a layer left as it was
+        (peft.tuners.lora.LoraModel, "changes the logits"),  # all right, and then lost
+    ],
+)
 def test_a_wrong_merge_is_found_and_not_saved(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: type, words: str, base: Path, adapter: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(peft.LoraModel, "merge_and_unload", lambda self, **_: self.unload())
-    with pytest.raises(ModelError, match="not be the trained one"):
+    if wrong is peft.tuners.lora.Linear:
+        monkeypatch.setattr(wrong, "merge", lambda self, **_: None)
+        monkeypatch.setattr(merge, "TOLERANCE", 10.0)  # the matrices are looked at by themselves
+    else:
+        unload = wrong.unload
+
+        def forgetful(self: peft.LoraModel) -> torch.nn.Module:
+            self.unmerge_adapter()
+            return unload(self)
+
+        monkeypatch.setattr(wrong, "unload", forgetful)
+    with pytest.raises(ModelError, match=words):
         merge_lora_to_base(base, adapter, tmp_path / "out" / "merged")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_more_than_lora_is_refused_with_the_way_out(
+    base: Path, adapter_maker: Callable, tmp_path: Path
+) -> None:
+    adapter = adapter_maker(base, tmp_path / "dora", use_dora=True)
+    with pytest.raises(ModelError, match="no plain LoRA .use_dora.*merge_and_unload"):
+        merge_lora_to_base(base, adapter, tmp_path / "merged")
+
+
+def test_rank_stabilised_lora_is_merged_with_its_own_scale(
+    base: Path, adapter_maker: Callable, tmp_path: Path
+) -> None:
+    """alpha / sqrt(r) = 12 / 2 instead of 12 / 4: twice the update."""
+    adapter = adapter_maker(base, tmp_path / "rslora", use_rslora=True)
+    merge_lora_to_base(base, adapter, tmp_path / "merged", "float32")
+    check_matrix(base, tmp_path / "merged", MATRIX, 2 * update_of(adapter, MATRIX))
 
 
 @pytest.fixture()
@@ -199,7 +231,7 @@ def test_all_checkpoints_are_merged_and_a_second_time_changes_nothing(
 def test_listed_checkpoints_go_where_they_are_asked_to(config: RunConfig, tmp_path: Path) -> None:
     (folder,) = merge_run(config, [100], tmp_path / "elsewhere")
     assert folder == tmp_path / "elsewhere" / "tiny-qwen3-grpo-step100"
-    assert (folder / "merge.json").is_file()
+    assert (folder / "certificate.json").is_file()
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
