@@ -1,0 +1,75 @@
+"""The whole check with its real step: seconds with the debug model, and the run stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from rlkit import cli
+from rlkit.config import RunConfig
+from rlkit.run import Run
+from rlkit.training.adapters import save_lora_checkpoint
+from rlkit.training.loop import prepare_data
+from tests.training.conftest import tiny_base, with_lora
+
+PARAMS = Path(__file__).resolve().parents[2] / "params" / "debug.yaml"
+STEP = ["prompts", "ratio", "KL", "gradients", "ends", "groups", "reward", "time"]
+
+
+def content(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def checked(root: Path, capsys, *arguments: str) -> tuple[int, dict[str, dict]]:
+    capsys.readouterr()
+    code = cli.main(
+        ["check", "--json", "--params", str(PARAMS), "--set", f"output_root={root}", *arguments]
+    )
+    return code, {one["subject"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+def test_a_new_run_is_checked_with_a_step_and_nothing_is_left_behind(tmp_path, capsys):
+    code, found = checked(tmp_path / "outputs", capsys, "model.init_adapter=null")
+    assert [*found][-len(STEP) :] == STEP
+    assert (found["ratio"]["text"], found["KL"]["text"]) == (
+        "exactly 1 before the optimiser moves",
+        "exactly 0 to the reference",
+    )
+    assert found["gradients"]["facts"] == {"ok": 8, "waits": 8}
+    assert found["groups"]["facts"]["groups"] == 2
+    assert found["time"]["facts"]["steps"] == 4  # two epochs of two steps
+    no_end = found["ends"]["level"] == "fail"  # a random model rarely ends within 16 tokens
+    assert code == int(no_end)
+    assert {s for s, one in found.items() if one["level"] == "fail"} <= {"ends"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_with_rounds_and_a_warm_start_is_left_as_it_is(tmp_path, capsys):
+    config = RunConfig.load(PARAMS, [f"output_root={tmp_path}"])
+    run = Run.open(config)
+    prepare_data(config, run, lambda line: None)
+    save_lora_checkpoint(with_lora(tiny_base()), run.folder / "sft" / "adapter")
+    before = content(tmp_path)
+    _, found = checked(tmp_path, capsys)
+    assert content(tmp_path) == before
+    assert f"states in {run.folder}/rounds" in found["data"]["text"]
+    parts = [found["splits"]["text"].split(part)[0].split()[-1] for part in ("train", "dev")]
+    assert all(int(count) > 0 for count in parts)
+    assert found["KL"]["text"] == "exactly 0 to the reference"  # the frozen copy of the adapter
+    assert found["gradients"]["facts"] == {"ok": 16}  # its B matrices are not 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [["model.base_model_path=./nowhere"], ["data.source=rounds", "data.rounds_path=./nowhere"]],
+)
+def test_without_a_model_or_data_no_step_is_tried(tmp_path, capsys, change):
+    what = change[0].split(".")[0]
+    code, found = checked(tmp_path, capsys, *change)
+    assert code == 1 and found[what]["level"] == "fail"
+    assert found["step"]["text"] == f"no step was tried: {what} must be there first"
