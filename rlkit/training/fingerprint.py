@@ -46,8 +46,12 @@ def base_fingerprint(base_path: str | Path) -> dict[str, str | None]:
 
 
 def record_base(folder: str | Path, base_path: str | Path) -> None:
-    """Write `base.json` into an adapter's folder: which base it is being trained on."""
-    found = base_fingerprint(base_path)
+    """Write `base.json` into an adapter's folder: which base it is being trained on. Where the base
+    cannot be found any more, nothing is written: a checkpoint is worth more."""
+    try:
+        found = base_fingerprint(base_path)
+    except ModelError:
+        return
     write_json(Path(folder) / FILE, {"schema": 1, "name": str(base_path), **found})
 
 

@@ -235,6 +235,20 @@ def test_listed_checkpoints_go_where_they_are_asked_to(config: RunConfig, tmp_pa
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
+def test_a_run_in_4_bits_is_told_on_the_card_with_its_lineage(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(merge, "merge_lora_to_base", lambda *_, run, **__: told.append(run))
+    merge_run(config, [5], tmp_path / "a")
+    monkeypatch.setattr(Run, "open", lambda *_, **__: Run(four, tmp_path / "tiny"))
+    four = config.with_overrides("model.load_in_4bit=true")
+    merge_run(four, [5], tmp_path / "b")
+    assert told[0].notes == () and "trained on rounded weights" in told[1].notes[0]
+    assert (told[0].lineage["run"], told[0].lineage["checkpoint"]) == ("tiny", "step 5")
+    assert told[0].prompts is None and told[0].evaluation is None  # the run has neither
+
+
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(config: RunConfig) -> None:
     with pytest.raises(RunError, match=r"no checkpoint of step 7; there are: 5, 100\."):
         merge_run(config, [5, 7])

@@ -80,4 +80,6 @@ def test_weights_that_cannot_be_read_are_unknown_and_not_different(
     (other / "model.safetensors").unlink()
     assert base_fingerprint(other)["weights"] is None
     assert not check_base(adapter, other)
+    record_base(tmp_path / "lost", tmp_path / "gone")  # a checkpoint goes on without it
+    assert not (tmp_path / "lost").exists()
     assert base_fingerprint("nobody/never-downloaded") == {"config": None, "weights": None}
