@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -91,7 +93,7 @@ def rescore(
     run = named_run(run, output_root)
     config = _changed(run.config, values)
     stored = StoredActions(run)
-    frame = stored.frame(_with_counts(stored), steps)
+    frame = stored.frame(_with_counts(stored), steps).astype({"reward": float})  # all may be None
     scale = config.grpo.scale_rewards
     frame["new_reward"] = _rewards(frame, run.config)
     _refuse_other_scores(frame)
@@ -159,13 +161,24 @@ def _refuse_other_scores(frame: pd.DataFrame) -> None:
 
 def _advantages(frame: pd.DataFrame, column: str, scale: str) -> np.ndarray:
     """The advantage of every action, by the trainer's own formula, step by step."""
-    result = np.zeros(len(frame))
-    for _, step in frame.groupby("step", sort=False):
-        groups = [group for _, group in step.groupby(["state_id", "visit"], sort=False)]
-        rewards = [[None if np.isnan(r) else r for r in group[column]] for group in groups]
-        for group, advantages in zip(groups, _of_step(rewards, scale), strict=True):
-            result[group.index] = advantages
+    result, steps, rewards = (
+        np.zeros(len(frame)),
+        frame["step"].to_numpy(),
+        frame[column].to_numpy(),
+    )
+    for _, groups in groupby(_places(frame), key=lambda at: steps[at[0]]):
+        step = list(groups)
+        known = [[None if np.isnan(r) else float(r) for r in rewards[at]] for at in step]
+        for at, advantages in zip(step, _of_step(known, scale), strict=True):
+            result[at] = advantages
     return result
+
+
+def _places(frame: pd.DataFrame) -> list[np.ndarray]:
+    """Where each group's actions stand in the frame, the groups as they were sampled."""
+    number = frame.groupby(GROUP, sort=False).ngroup().to_numpy()
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.bincount(number).cumsum()[:-1])
 
 
 def _of_step(rewards: Sequence[Sequence[float | None]], scale: str) -> list[np.ndarray]:
@@ -178,20 +191,21 @@ def _of_step(rewards: Sequence[Sequence[float | None]], scale: str) -> list[np.n
 
 
 def _groups(frame: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame([_compared(group) for _, group in frame.groupby(GROUP, sort=False)])
+    places, rewards = _places(frame), frame[["reward", "new_reward"]].to_numpy()
+    keys = frame.iloc[[at[0] for at in places]][[*GROUP, "question_id"]].reset_index(drop=True)
+    return keys.join(pd.DataFrame([_compared(*rewards[at].T) for at in places]))
 
 
-def _compared(group: pd.DataFrame) -> dict[str, object]:
+def _compared(rewards: np.ndarray, new_rewards: np.ndarray) -> dict[str, Any]:
     """One group under both sets of values."""
-    known = group[group["reward"].notna()]
-    old, new = (known[c].rank(method="dense") for c in ("reward", "new_reward"))
-    differ, new_differ = old.nunique() > 1, new.nunique() > 1
+    known = ~np.isnan(rewards)
+    old, new = (np.unique(r[known], return_inverse=True)[1] for r in (rewards, new_rewards))
+    differ, new_differ = bool(old.any()), bool(new.any())  # ranks, from 0
     both = differ and new_differ
     return {
-        **{name: group[name].iloc[0] for name in (*GROUP, "question_id")},
-        "n": len(known),
+        "n": int(known.sum()),
         "differ": differ,
         "new_differ": new_differ,
-        "first_changed": both and not (old == old.max()).equals(new == new.max()),
-        "order_changed": both and not old.equals(new),
+        "first_changed": both and not np.array_equal(old == old.max(), new == new.max()),
+        "order_changed": both and not np.array_equal(old, new),
     }

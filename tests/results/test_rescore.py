@@ -128,6 +128,12 @@ def test_equal_rewards_of_other_documents_gain_variance(tmp_path):
     assert found.summary.loc["gain variance"].tolist() == [1, 1]
 
 
+def test_where_nothing_could_be_judged_nothing_has_a_reward(tmp_path):
+    found = rescore(make_stored_run(tmp_path, [{"q1": ["nobody"] * 4}]), {"local_new": 1})
+    assert rewards(found) == [None] * 4 and found.groups["n"].tolist() == [0]
+    assert found.summary["groups"].sum() == 0 and "4 without a reward" in str(found)
+
+
 def test_the_invalid_reward_follows_the_values(tmp_path):
     run = make_stored_run(tmp_path, [MIXED])
     found = rescore(run, {"discard_seen": -0.5})
