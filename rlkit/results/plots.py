@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rlkit.results.evaluate import REWARD_PARTS, Evaluation
+from rlkit.results.evaluation import REWARD_PARTS, Evaluation
 from rlkit.results.statistics import (
     Interval,
     mean_interval,

@@ -24,7 +24,7 @@ from rlkit.config import RunConfig
 from rlkit.errors import RunError
 from rlkit.files import write_text
 from rlkit.results import plots
-from rlkit.results.evaluate import load_evaluation
+from rlkit.results.evaluation import load_evaluation
 from rlkit.results.report_facts import FILES, changed_parameters, lineage, parameters, time_and_cost
 from rlkit.results.report_page import template
 from rlkit.results.report_results import results

@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rlkit.results.evaluate import Evaluation
-from rlkit.results.statistics import Interval, mean_interval
+from rlkit.results.evaluation import Evaluation
+from rlkit.results.plots import CURVES
+from rlkit.results.statistics import Interval, interval_text, mean_interval
 
 HABITS = (
     "n_clues", "repeated_clues", "clue_length", "only_seen", "local_share", "wrong_reward",
@@ -53,13 +54,33 @@ def habits(rows: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def habit_interval(evaluation: Evaluation, policy: str, habit: str) -> Interval:
-    """Mean over questions of a policy's habit, averaged within a question first."""
-    rows = evaluation.frame[evaluation.frame["policy"] == policy]
-    found = habits(rows)
-    if habit not in found:
-        return mean_interval([])
-    return mean_interval(found[habit].groupby(rows["question_id"]).mean())
+def habit_table(evaluation: Evaluation) -> pd.DataFrame:
+    """One row a policy, one column a habit that any policy's rows show: mean, 95 % interval, n."""
+    found = habit_intervals(evaluation)
+    names = {policy: evaluation.names.get(policy, policy) for policy in evaluation.policies}
+    return pd.DataFrame(
+        {
+            f"{CURVES[habit][0]} ({CURVES[habit][1]})": {
+                names[policy]: interval_text(interval) for policy, interval in row.items()
+            }
+            for habit, row in found.items()
+        }
+    )
+
+
+def habit_intervals(evaluation: Evaluation) -> dict[str, dict[str, Interval]]:
+    """{habit: {policy: mean over questions}}, averaged within a question first."""
+    parts = {p: evaluation.frame[evaluation.frame["policy"] == p] for p in evaluation.policies}
+    found = {p: habits(rows) for p, rows in parts.items()}
+    return {
+        habit: {p: _by_question(kept, parts[p]["question_id"], habit) for p, kept in found.items()}
+        for habit in HABITS
+        if any(habit in kept and kept[habit].notna().any() for kept in found.values())
+    }
+
+
+def _by_question(kept: pd.DataFrame, questions: pd.Series, habit: str) -> Interval:
+    return mean_interval(kept[habit].groupby(questions).mean() if habit in kept else [])
 
 
 def habits_over_steps(rollouts: str | Path) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rlkit.results.evaluate import Evaluation
+from rlkit.results.evaluation import Evaluation, records
 from rlkit.results.plots import (
     BLUE,
     CURVES,
@@ -26,42 +26,31 @@ from rlkit.results.plots import (
     label_axes,
     new_figure,
 )
-from rlkit.results.statistics import (
-    Interval,
-    PairedInterval,
-    SeedsInterval,
-    mean_interval,
-    share_interval,
-)
+from rlkit.results.statistics import Interval, PairedInterval, SeedsInterval
 
-GROUPS = {"hops": "number of hops", "round": "round"}  # columns of an evaluation, in words
+# columns that an evaluation is told by, in words
+GROUPS = {"hops": "number of hops", "round": "round", "difficulty": "recorded difficulty"}
 _COLOURS, _MARKS = (GREY, ORANGE, SKY, BLUE, GREEN, PINK), "osD^vP"
 
 
-def by_group(evaluation: Evaluation, column: str, metric: str) -> dict[Any, dict[str, Interval]]:
-    """{value of `column`: {policy: mean over questions}}, e.g. by `hops` or by `round`."""
+def by_group(evaluation: Evaluation, column: str) -> dict[Any, dict[str, Interval]]:
+    """{value of `column`: {policy: Interval}} of the primary metric, see `Evaluation.by`."""
     found: dict[Any, dict[str, Interval]] = {}
-    share = evaluation.metrics[metric].share
-    for policy in evaluation.policies:
-        rows = evaluation.judged_rows(policy, metric)
-        for value, part in rows.groupby(column) if column in rows else ():
-            means = part.groupby("question_id")[metric].mean()
-            exact = share and set(means) <= {0.0, 1.0}
-            found.setdefault(value, {})[policy] = (share_interval if exact else mean_interval)(
-                means
-            )
-    return dict(sorted(found.items()))
+    for row in records(evaluation.by(column)):
+        interval = Interval(row["n_questions"], row["mean"], row["low"], row["high"])
+        found.setdefault(row[column], {})[row["policy"]] = interval
+    return found
 
 
 def metric_by(evaluation: Evaluation, column: str) -> Figure:
-    """The primary metric of each policy by `hops` or `round`: means with 95 % intervals."""
-    found = by_group(evaluation, column, evaluation.primary)
+    """The primary metric of each policy by one of `GROUPS`: means with 95 % intervals."""
+    found = by_group(evaluation, column)
     title, unit, *_ = evaluation.metrics[evaluation.primary]
     policies, values = evaluation.policies, [*found]
     figure, (ax,) = new_figure(5.2, 3.4)
     for place, policy in enumerate(policies):
         shift = (place - (len(policies) - 1) / 2) * 0.7 / len(policies)
-        known = [(x, found[v][policy]) for x, v in enumerate(values) if policy in found[v]]
+        known = [(x, found[value][policy]) for x, value in enumerate(values)]
         _points(ax, [(x + shift, i) for x, i in known], place, evaluation.names.get(policy, policy))
     counts = [max((i.n for i in found[value].values()), default=0) for value in values]
     labels = [f"{value}\nn = {n}" for value, n in zip(values, counts, strict=True)]

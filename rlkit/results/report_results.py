@@ -8,17 +8,11 @@ from typing import Any
 import pandas as pd
 
 from rlkit.results import plots, report_plots
-from rlkit.results.evaluate import PRIMARY, REWARD_PARTS, Evaluation
-from rlkit.results.report_habits import HABITS, habit_interval
+from rlkit.results.breakdown import sampled_rows
+from rlkit.results.evaluation import PRIMARY, REWARD_PARTS, Evaluation, records
+from rlkit.results.report_habits import habit_intervals
 from rlkit.results.report_page import picture
-from rlkit.results.statistics import (
-    Interval,
-    PairedInterval,
-    holm,
-    interval_text,
-    mean_interval,
-    share_test,
-)
+from rlkit.results.statistics import Interval, interval_text, share_test
 from rlkit.results.story import headline, known_text, pick_cases, tuned_policy
 
 _CASES = 2  # wins, and as many losses
@@ -47,9 +41,10 @@ def results(evaluation: Evaluation) -> dict[str, Any]:
             "What each policy's reward is made of; the table below has the numbers of documents.",
         ),
         "parts": reward_parts(evaluation),
-        "habits": _habits(evaluation),
+        "habits": habit_intervals(evaluation),
         "groups": [g for column in report_plots.GROUPS if (g := _group(evaluation, column))],
         "differences": differences(evaluation),
+        "samples": samples(evaluation),
         "sorted": [_sorted_picture(evaluation, a, b) for a, b in evaluation.pairs()[:2]],
         "questions": _questions(evaluation),
         "cases": pick_cases(evaluation, _CASES),
@@ -57,28 +52,29 @@ def results(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def differences(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """One row a pair of policies, with (interval, p, Holm's p) for each metric; the correction is
-    for all of them together."""
-    pairs = [(a, b, metric) for a, b in evaluation.pairs() for metric in evaluation.metrics]
-    found = [evaluation.difference(*pair) for pair in pairs]
-    ps = [_p(evaluation, *pair, i) for pair, i in zip(pairs, found, strict=True)]
-    cells = [*zip(found, ps, holm(ps), strict=True)]
-    across, rows = len(evaluation.metrics), []
-    for place, (a, b) in enumerate(evaluation.pairs()):
-        row = cells[place * across : (place + 1) * across]
-        titles = [metric.title for metric in evaluation.metrics.values()]
-        cautions = {f"{t}: {i.caution}" for t, (i, _, _) in zip(titles, row, strict=True)
-                    if i.caution and i.enough}  # fmt: skip
-        rows.append({"policy": a, "baseline": b, "cells": row, "cautions": sorted(cautions)})
+    """One row a pair of policies with its cautions, and a cell for each metric: the interval, p and
+    Holm's p as `evaluation.json` has them, and for shares McNemar's exact p."""
+    adjusted = records(evaluation.differences()[["p_holm"]])
+    rows, place = [], iter(adjusted)
+    for a, b in evaluation.pairs():
+        cells, cautions = [], []
+        for name, metric in evaluation.metrics.items():
+            found = evaluation.difference(a, b, name)
+            exact = share_test(*evaluation.paired(a, b, name)) if metric.share else None
+            cells.append((found, found.p, next(place)["p_holm"], exact))
+            if found.caution and found.enough:  # that too few differ stands in the cell
+                cautions.append(f"{metric.title}: {found.caution}")
+        rows.append({"policy": a, "baseline": b, "cells": cells, "cautions": cautions})
     return rows
 
 
-def _p(evaluation: Evaluation, a: str, b: str, metric: str, found: PairedInterval) -> float | None:
-    """The exact test's p for shares, else that of the interval."""
-    if evaluation.metrics[metric].share:
-        exact = share_test(*evaluation.paired(a, b, metric))
-        return found.p if exact is None else exact
-    return found.p
+def samples(evaluation: Evaluation) -> dict[str, dict[str, Interval]]:
+    """{policy: {`reward (best of 4)`, ...: Interval}} of the policies that were sampled from."""
+    found: dict[str, dict[str, Interval]] = {}
+    for row in sampled_rows(evaluation):
+        interval = Interval(row["n_questions"], row["mean"], row["low"], row["high"])
+        found.setdefault(row["policy"], {})[row["metric"]] = interval
+    return found
 
 
 def reward_parts(evaluation: Evaluation) -> dict[str, dict[str, Interval]]:
@@ -95,24 +91,15 @@ def reward_parts(evaluation: Evaluation) -> dict[str, dict[str, Interval]]:
     }
 
 
-def _habits(evaluation: Evaluation) -> dict[str, dict[str, Interval]]:
-    """{habit: {policy: mean over questions}} of the habits that any policy's rows show."""
-    rows = {h: {p: habit_interval(evaluation, p, h) for p in evaluation.policies} for h in HABITS}
-    return {h: found for h, found in rows.items() if any(i.n for i in found.values())}
-
-
 def _group(evaluation: Evaluation, column: str) -> dict[str, Any] | None:
-    """The primary metric by hop count or round; None where there is but one."""
-    found = report_plots.by_group(evaluation, column, evaluation.primary)
+    """The primary metric by one of `report_plots.GROUPS`; None where there is but one value."""
+    found = report_plots.by_group(evaluation, column)
     if len(found) < 2:
         return None
     title, noun = evaluation.metrics[evaluation.primary].title, report_plots.GROUPS[column]
     return {
         "noun": noun,
-        "table": {
-            value: [i.get(p, mean_interval([])) for p in evaluation.policies]
-            for value, i in found.items()
-        },
+        "table": {value: [*intervals.values()] for value, intervals in found.items()},
         "picture": picture(
             lambda: report_plots.metric_by(evaluation, column),
             f"{title} of each policy by {noun}; the table beside it has the numbers.",

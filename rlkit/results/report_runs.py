@@ -11,7 +11,7 @@ import pandas as pd
 
 from rlkit.config import RunConfig
 from rlkit.results import plots, report_plots
-from rlkit.results.evaluate import Evaluation
+from rlkit.results.evaluation import Evaluation
 from rlkit.results.report_facts import NOT_CHOICES
 from rlkit.results.report_page import picture
 from rlkit.results.statistics import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rlkit.results.evaluate import NOT_TUNED, Evaluation, records
+from rlkit.results.evaluation import NOT_TUNED, Evaluation, records
 from rlkit.results.statistics import PairedInterval
 
 _ENDINGS = {
