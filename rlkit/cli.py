@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RlkitError
@@ -181,13 +182,31 @@ def _train(options: argparse.Namespace) -> int:
     config = _config(options)  # first, since a slip in it should not wait for torch
     from rlkit.training.loop import train_run
 
-    run = train_run(config)
+    run = train_run(config, progress=_print_metrics if options.debug else None)
+    if options.debug:
+        _print_actions(run)
     if run.status()["state"] == "stopped":  # the trainer took the interrupt and saved
         print(f"{run.folder}: {_how_to_go_on('train')}", file=sys.stderr)
         return 130
     print(f"the run's folder: {run.folder}")
     print(f"next: python -m rlkit eval, then python -m rlkit report {run.folder}")
     return 0
+
+
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    """Every metric of a step, for --debug."""
+    print(f"step {metrics['step']}:")
+    for name, value in metrics.items():
+        print(f"    {name:<32} {f'{value:.6g}' if isinstance(value, float) else value}")
+
+
+def _print_actions(run: Any) -> None:
+    """Every action of a run, for --debug."""
+    for row in run.read_rollouts().itertuples():
+        print(
+            f"step {row.step}, {row.state_id}, action {row.action}: reward {row.reward}, "
+            f"advantage {row.advantage:.3g}, {row.text!r}"
+        )
 
 
 def _eval(options: argparse.Namespace) -> None:

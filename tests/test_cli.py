@@ -71,6 +71,21 @@ def test_debug_shrinks_but_keeps_what_was_asked_for_by_name(trainer):
     assert config.model.base_model_path == "debug"
 
 
+def test_debug_prints_every_metric_and_every_action(stand_in, tmp_path, capsys):
+    run = a_run(tmp_path, "finished")
+    actions = {"state_id": "q/run_001/1", "reward": 2.5, "advantage": 0.25, "text": "a\x1bb"}
+    run.write_rollouts(1, pd.DataFrame([{"action": k, **actions} for k in range(2)]))
+    calls = stand_in("rlkit.training.loop", "train_run", run)
+    assert cli.main(["train", "--debug"]) == 0
+    calls[0][1]["progress"]({"step": 1, "reward": 1.25, "clip_ratio/low_mean": 0.0, "kl": None})
+    out = capsys.readouterr().out
+    assert r"step 1, q/run_001/1, action 1: reward 2.5, advantage 0.25, 'a\x1bb'" in out
+    assert [line.split() for line in out.splitlines()[-5:]] == [
+        ["step", "1:"], ["step", "1"], ["reward", "1.25"], ["clip_ratio/low_mean", "0"],
+        ["kl", "None"],
+    ]  # fmt: skip
+
+
 def test_an_error_is_one_line_on_stderr_with_code_2(stand_in, capsys):
     stand_in("rlkit.training.loop", "train_run", ModelError("no model at x; check the path."))
     assert cli.main(["train"]) == 2
