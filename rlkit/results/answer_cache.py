@@ -42,10 +42,7 @@ class Answers:
 
     def get(self, key: str) -> str | None:
         """The answer that is kept under a key; None where there is none."""
-        if self._known is None:
-            with self._alone():
-                self._known = self._read() if self.path.exists() else {}
-        return self._known.get(key)
+        return self._all().get(key)
 
     def put(self, answers: Mapping[str, str]) -> None:
         """Keep answers, so that they outlive this process, however it ends."""
@@ -54,7 +51,13 @@ class Answers:
                 append_line(self.path, json.dumps(self.author))
             for key, text in answers.items():
                 append_line(self.path, _line(key, text))
-        self._known = {**(self._known or {}), **answers}
+        self._all().update(answers)
+
+    def _all(self) -> dict[str, str]:
+        if self._known is None:
+            with self._alone():
+                self._known = self._read() if self.path.exists() else {}
+        return self._known
 
     def _read(self) -> dict[str, str]:
         """Every whole answer. Half a last line, whose writer was killed, is cut off; a file that

@@ -23,8 +23,6 @@ from rlkit.errors import RunError
 from rlkit.files import check_id, new_folder, write_json
 from rlkit.results.evaluation import Evaluation, records
 
-FORMAT = "browsecomp-plus"
-
 
 def export_browsecomp(
     evaluation: Evaluation, folder: str | Path, *, retriever: str = "BM25", max_tokens: int = 0

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlkit import cli
 from rlkit.errors import RunError
+from rlkit.results import compare
 from rlkit.results.browsecomp import export_browsecomp
 from rlkit.results.evaluation import METRICS, Evaluation
 
@@ -95,3 +97,20 @@ def test_every_policy_and_question_of_an_evaluation_is_written_and_nothing_is_ov
     assert summary["Recall (%)"] == 100.0
     with pytest.raises(RunError, match="exists already"):
         export_browsecomp(toy_evaluation, tmp_path / "out")
+
+
+def test_eval_exports_what_it_evaluated_and_refuses_before_it_evaluates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    evaluated: list[object] = []
+    monkeypatch.setattr(
+        compare, "evaluate_run", lambda config, **_: evaluated.append(config) or searched()
+    )
+    out = tmp_path / "out"
+    assert cli.main(["eval", "--export", "browsecomp-plus", str(out)]) == 0
+    summary = read(out / "evals" / "tuned" / "evaluation_summary.json")
+    assert summary["Retriever"] == "bm25s (k1 0.9, b 0.4)"
+    for wrong in (["csv", str(tmp_path / "new")], ["browsecomp-plus", str(out)]):
+        assert cli.main(["eval", "--export", *wrong]) == 2
+        assert "one that does not exist yet" in capsys.readouterr().err
+    assert len(evaluated) == 1
