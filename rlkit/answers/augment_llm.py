@@ -73,13 +73,14 @@ def _paraphrased(jobs: Sequence[Any], client: ChatClient) -> list[Row | str]:
 
 def _translated(jobs: Sequence[Any], client: ChatClient) -> list[Row | str]:
     there = [
-        _prompt(TRANSLATE.format(language=_other(job.row.question)), job.row.question)
+        _prompt(TRANSLATE.format(language=_languages(job.row.question)[1]), job.row.question)
         for job in jobs
     ]
     away = _replies(client, there, temperature=TEMPERATURE)
     told = [n for n, text in enumerate(away) if isinstance(text, str)]
     back = [
-        _prompt(TRANSLATE.format(language=_own(jobs[n].row.question)), str(away[n])) for n in told
+        _prompt(TRANSLATE.format(language=_languages(jobs[n].row.question)[0]), str(away[n]))
+        for n in told
     ]
     returned = dict(zip(told, _replies(client, back), strict=True))
     replies = [returned.get(n, text) for n, text in enumerate(away)]
@@ -176,9 +177,7 @@ def _made(job: Any, question: str, solution: str) -> Row:
 _OF_STORY = ("template", "wording", "name", "values", "steps")  # no longer those of a story
 
 
-def _own(question: str) -> str:
-    return "Chinese" if dominant_language(question) == "zh" else "English"
-
-
-def _other(question: str) -> str:
-    return "English" if dominant_language(question) == "zh" else "Chinese"
+def _languages(question: str) -> tuple[str, str]:
+    """The question's own language, and the one that it is translated into."""
+    both = ("English", "Chinese")
+    return both[::-1] if dominant_language(question) == "zh" else both

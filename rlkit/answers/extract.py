@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 from rlkit.answers.numbers import (
     Found,
-    Number,
     find_numbers,
     parse_number,
     plain_math,
@@ -38,7 +37,7 @@ from rlkit.answers.numbers import (
 )
 
 __all__ = [
-    "Extracted", "Number", "extract_answer", "parse_number", "same_answer",
+    "Extracted", "extract_answer", "parse_number", "same_answer",
     "visible_text",
 ]  # fmt: skip
 MARKERS = ("boxed", "final_answer", "hashes")

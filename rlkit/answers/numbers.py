@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from rlkit.answers.equations import evaluate
 
-Number = Fraction
 MAX_DIGITS = 100  # longer ones are no answer, and would cost time and memory
 MAX_EXPONENT = 100
 MAX_BETWEEN = 90  # characters between two numbers that may belong together

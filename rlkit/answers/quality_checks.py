@@ -13,6 +13,7 @@ from rlkit.answers.equations import wrong_equations
 from rlkit.answers.extract import extract_answer, parse_number, same_answer
 from rlkit.answers.prompts import completion_text, question_prompt
 from rlkit.answers.rows import QUESTION, SOLUTION, BadRow, Row, normalised, row_from, template
+from rlkit.files import plain
 
 SHOWN = 8  # row numbers in a sentence
 MANY_ROWS, LARGE_SHARE = 50, 0.2  # imbalance: more than this share of at least so many rows
@@ -193,16 +194,12 @@ def balance(items: Sequence[Item]) -> list[Finding]:
 def _missing(fields: Mapping[str, Any]) -> tuple[str, str]:
     """(kind, reason) where a field that is needed is missing or empty."""
     for names in (QUESTION, ("ground_truth", *SOLUTION)):
-        values = [fields[name] for name in names if name in fields and not _is_none(fields[name])]
+        values = [v for name in names if (v := plain(fields.get(name))) is not None]
         if not values:
             return "missing field", f"the field {' or '.join(map(repr, names[:3]))} is missing"
         if not any(not isinstance(value, str) or value.strip("\ufeff \t\r\n") for value in values):
             return "empty value", f"the field {names[0]!r} is empty"
     return "", ""
-
-
-def _is_none(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def _finding(kind: str, at: Sequence[tuple[str, int]], what: str) -> Finding:

@@ -131,8 +131,6 @@ class RLTrainingTool:
         return values | ({"reward_type": kind} if kind else {}), idle
 
     def _evaluate(self, p: ToolParameters) -> tuple[dict[str, Any], set[str]]:
-        if p.model_path is None:
-            raise ConfigError("model_path is missing; give the folder of an adapter or a model.")
         source = check_model(p.model_path)
         split, name = p.split or "test", dataset_name(p)
         settings, _ = reward_settings(p, self.rewards)
@@ -167,17 +165,11 @@ class RLTrainingTool:
         return start | values | {"device": found.device}, idle
 
     def _register_dataset(self, p: ToolParameters) -> tuple[dict[str, Any], set[str]]:
-        if p.name is None or p.custom_dataset is None:
-            raise ConfigError("register_dataset wants a name and a custom_dataset; give both.")
         self.register_dataset(p.name, p.custom_dataset)
         rows = [] if callable(p.custom_dataset) else load_rows(p.name, "train")
         size = {"dataset_size": len(rows), "sample_keys": list(rows[0].fields())} if rows else {}
         return {"status": "success", "name": p.name, **size}, set()
 
     def _register_reward_function(self, p: ToolParameters) -> tuple[dict[str, Any], set[str]]:
-        if p.name is None or p.custom_reward is None:
-            raise ConfigError(
-                "register_reward_function wants a name and a custom_reward; give both."
-            )
         self.register_reward_function(p.name, p.custom_reward)
         return {"status": "success", "name": p.name}, set()

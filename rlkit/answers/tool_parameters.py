@@ -134,6 +134,20 @@ class ToolParameters(Section):
             values["custom_dataset"] = values.pop("dataset")
         return cls.model_validate(values)
 
+    def check(self) -> None:
+        """Refuse an action without what it is about."""
+        kind = self._registered
+        if kind and (self.name is None or getattr(self, kind) is None):
+            raise ConfigError(f"{self.action} wants a name and a {kind}; give both.")
+        if self.action == "evaluate" and self.model_path is None:
+            raise ConfigError("model_path is missing; give the folder of an adapter or a model.")
+
+    @property
+    def _registered(self) -> str | None:
+        """The parameter that `register_...` makes known."""
+        kinds = {"register_dataset": "custom_dataset", "register_reward_function": "custom_reward"}
+        return kinds.get(self.action)
+
     def ignored(self, idle: set[str] = frozenset()) -> list[str]:
         """What was given and is not used by this action in this combination; `idle` names what
         the caller found out besides."""
@@ -141,9 +155,8 @@ class ToolParameters(Section):
         return [name for name in type(self).model_fields if name in self.model_fields_set - used]
 
     def _used(self) -> set[str]:
-        if self.action.startswith("register_"):
-            kind = "dataset" if self.action == "register_dataset" else "reward"
-            return {"action", "name", f"custom_{kind}"}
+        if self._registered:
+            return {"action", "name", self._registered}
         rows = {"custom_dataset" if self.custom_dataset is not None else "dataset"}
         rows |= {"max_samples", "seed"}
         reward = {"reward_type"} | SHAPES.get(self.reward_type or "", set())

@@ -6,10 +6,8 @@ what it came to.
 
 from __future__ import annotations
 
-import importlib.util
+import mmap
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from rlkit.answers.evaluation import NOT_SCORED, ModelSource, check_model, devic
 from rlkit.answers.tool_parameters import ToolParameters
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RunError
-from rlkit.files import read_json, read_object
+from rlkit.files import read_json, read_object, write_bytes
 from rlkit.practice.splits import NAME
 from rlkit.run import Run
 
@@ -44,11 +42,6 @@ def train(
 
     Raises ConfigError, DataError, ModelError or RunError, each one sentence.
     """
-    if p.use_wandb and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(
-            "use_wandb is true, but wandb is not installed; install the extra 'tracking', or set "
-            "use_wandb to false."
-        )
     source = check_model(p.model_name or BASE_MODEL)
     _check_fits(p, source)
     config = train_config(p, source, dataset, reward)
@@ -56,8 +49,9 @@ def train(
         folder, facts = (
             trained_sft(config, log) if p.algorithm == "sft" else trained_grpo(config, log)
         )
-    except RunError as error:  # of the run's parameters, the tool's users set this one
-        raise RunError(str(error).replace("run_name", "output_dir")) from error
+    except (ConfigError, RunError) as error:  # the tool's users know these by other names
+        text = str(error).replace("run_name", "output_dir").replace("monitoring.", "")
+        raise type(error)(text) from error
     if facts.pop("state", None) == "stopped":
         facts |= {"status": "stopped", "message": "interrupted; the same call goes on."}
     values: dict[str, Any] = {"status": "success", "algorithm": p.algorithm}
@@ -134,18 +128,12 @@ def learning_rate(p: ToolParameters) -> float:
 def publish(source: Path, target: Path) -> Path:
     """Copy a trained adapter or model into the user's folder, each file whole, the one that makes
     it a model last."""
-    target.mkdir(parents=True, exist_ok=True)
     files = [f for f in source.iterdir() if f.is_file() and f.name not in _NOT_THE_MODEL]
     for file in sorted(files, key=lambda f: f.name in (ADAPTER, MODEL)):
-        handle, temporary = tempfile.mkstemp(dir=target, prefix=f".{file.name}.")
-        os.close(handle)
-        try:
-            shutil.copyfile(file, temporary)
-            shutil.copymode(file, temporary)
-            os.replace(temporary, target / file.name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with open(file, "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            whole = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+            write_bytes(target / file.name, whole)  # without a model's weights in memory
     return target
 
 
@@ -194,15 +182,15 @@ def trained_grpo(config: RunConfig, log: Log) -> tuple[Path | None, dict[str, An
 def _grpo_facts(run: Run) -> dict[str, Any]:
     """The last step's loss, and over the last epoch's steps the mean reward and accuracy of what
     was sampled, with a note where some of it could not be scored."""
+    from rlkit.training.rollout import mean  # loads torch
+
     rows = [row for row in run.read_metrics() if row["step"]]
     last = [row for row in rows if row["epoch"] > rows[-1]["epoch"] - 1 + 1e-9]
-
-    def mean(name: str) -> float | None:
-        values = [row[name] for row in last if row.get(name) is not None]
-        return sum(values) / len(values) if values else None
-
     facts = {"final_loss": rows[-1].get("loss") if rows else None, "num_steps": len(rows)}
-    facts |= {"average_reward": mean("reward"), "accuracy": mean("accuracy")}
-    unscored = mean("unjudged_share")
+    facts |= {
+        name: mean([row.get(key) for row in last])
+        for name, key in (("average_reward", "reward"), ("accuracy", "accuracy"))
+    }
+    unscored = mean([row.get("unjudged_share") for row in last])
     note = f"{unscored or 0:.1%} of the last epoch's answers {NOT_SCORED}, nor in what is learnt"
     return facts | ({"reward_note": note} if unscored else {})
