@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlkit.config import RunConfig
-from rlkit.errors import RunError
+from rlkit.errors import AgentError, RunError
 from rlkit.results import players
 from rlkit.results.chosen import chosen_folders
 from rlkit.results.compare import _played, evaluate_run
@@ -19,6 +19,7 @@ from rlkit.results.evaluate import load_evaluation
 from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.checkpointing import write_checkpoint
 from rlkit.training.loop import load_model
+from tests.agents.fault_server import Answer, FaultServer
 
 
 def test_checkpoints_of_the_same_step_from_other_runs_are_all_kept(tmp_path: Path) -> None:
@@ -234,3 +235,20 @@ def test_samples_are_reproducible_and_more_of_them_go_on_from_those_that_are_kep
     assert len({text for row in four for text in row}) > 4  # sampled, not greedy
     assert samples(4) == four and len(loads) == 2
     assert samples(4, "evaluation.cache=false", "evaluation.batch_size=3") == four
+
+
+def test_what_a_server_answered_is_kept_under_its_address_and_its_models_name(
+    tmp_path: Path,
+) -> None:
+    def evaluated(url: str, model: str) -> list[str]:
+        changes = [f"output_root={tmp_path}", "evaluation.policies=[served]"]
+        changes += [f"model.vllm_base_url={url}", f"executor.served_model={model}"]
+        changes += ["checker.max_retries=0", "checker.patience=0"]
+        found = evaluate_run(RunConfig.load("params/debug.yaml", changes), baseline=True, log=print)
+        return found.frame["completion"].tolist()
+
+    with FaultServer([Answer("<clue>Ada Holt</clue>")]) as server:
+        assert evaluated(server.url, "toy") == ["<clue>Ada Holt</clue>"] * 4
+    assert evaluated(server.url, "toy") == ["<clue>Ada Holt</clue>"] * 4  # the server is gone
+    with pytest.raises(AgentError):
+        evaluated(server.url, "another")
