@@ -38,7 +38,7 @@ def side_by_side(runs: Runs) -> dict[str, Any]:
     evaluated = [run for run in runs if run["evaluation"]]
     policies = dict.fromkeys(p for run in evaluated for p in run["evaluation"].policies)
     primary = {run["evaluation"].primary for run in evaluated}
-    seeds = [found for same in _by_settings(evaluated) if (found := _over_seeds(same))]
+    seeds = [found for same in _by_settings(evaluated) for found in _over_seeds(same)]
     return {
         "parameters": differing(runs),
         "policies": list(policies),
@@ -116,26 +116,32 @@ def _by_settings(evaluated: Runs) -> list[list[dict[str, Any]]]:
     return list(parted.values())
 
 
-def _over_seeds(same: Runs) -> dict[str, Any] | None:
-    """The difference of the headline averaged over the seeds; None with fewer than two of them."""
-    seed_of = {run["parameters"].get("seed", RunConfig().seed): run for run in same}
-    first = same[0]["evaluation"]
-    pair = next(iter(first.pairs()), None)
-    whole = [r for r in seed_of.values() if pair and pair in r["evaluation"].pairs()]
-    if len(whole) < 2 or len(whole) < len(seed_of):
-        return None
-    by_seed = {s: r["evaluation"].paired(*pair, first.primary) for s, r in seed_of.items()}
-    found = seeds_interval(dict(sorted(by_seed.items())))
-    a, b = (same[0]["names"].get(name, name) for name in pair)
-    title = f"{first.metrics[first.primary].title}, {a} minus {b}"
+def _over_seeds(same: Runs) -> list[dict[str, Any]]:
+    """Tuned minus each baseline, averaged over the seeds; none with fewer than two of them."""
+    by_seed = {run["parameters"].get("seed", RunConfig().seed): run for run in same}
+    seeds = dict(sorted(by_seed.items()))
+    if len(seeds) < 2:
+        return []
+    first = next(iter(seeds.values()))["evaluation"]
+    tuned = tuned_policy(first)
+    shared = [p for p in first.pairs() if all(p in r["evaluation"].pairs() for r in same)]
+    return [_averaged(seeds, pair) for pair in shared if pair[0] == tuned]
+
+
+def _averaged(seeds: dict[Any, dict[str, Any]], pair: tuple[str, str]) -> dict[str, Any]:
+    first = next(iter(seeds.values()))
+    metric = first["evaluation"].primary
+    found = seeds_interval({s: r["evaluation"].paired(*pair, metric) for s, r in seeds.items()})
+    a, b = (first["names"].get(name, name) for name in pair)
+    title = f"{first['evaluation'].metrics[metric].title}, {a} minus {b}"
     return {
         "title": title,
         "interval": found,
-        "runs": [seed_of[seed]["name"] for seed in found.per_seed],
+        "runs": [run["name"] for run in seeds.values()],
         "sentence": _seeds_sentence(title, found),
         "picture": picture(
             lambda: report_plots.forest(_named(found), title, "difference"),
-            f"{title}: {interval_text(found)}, averaged over {len(by_seed)} seeds.",
+            f"{title}: {interval_text(found)}, averaged over {len(seeds)} seeds.",
         ),
     }
 

@@ -234,3 +234,19 @@ def make_run(folder: Path, evaluation: Evaluation) -> Path:
 def finished_run(tmp_path_factory: pytest.TempPathFactory, toy_evaluation: Evaluation) -> Path:
     """The same folder, shared by tests that only read what is made from it."""
     return make_run(tmp_path_factory.mktemp("outputs") / "made-up", toy_evaluation)
+
+
+@pytest.fixture(scope="session")
+def seed_runs(tmp_path_factory: pytest.TempPathFactory, toy_states: list[State]) -> list[Path]:
+    """Two runs that differ by their seed only, each with policies of its own skill."""
+    root, found = tmp_path_factory.mktemp("seeds"), []
+    for seed, skill in ((7, 70), (8, 60)):
+        policies = {"untouched": ToyPolicy(25), "tuned": ToyPolicy(skill)}
+        evaluation = evaluate_policies(make_task(toy_states), policies, toy_states)
+        folder = make_run(root / f"seed{seed}", evaluation)
+        sections = yaml.safe_load((folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(yaml.safe_dump(sections | {"seed": seed}))
+        rewards = "".join(f'{{"step": {n}, "reward": {n / seed}}}\n' for n in range(1, 9))
+        (folder / "metrics.jsonl").write_text(rewards)  # one curve is enough to lay over another
+        found.append(folder)
+    return found
