@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.doctor.data import judge_gold, judge_repeats, judge_splits, unfindable
+from rlkit.config import RunConfig
+from rlkit.doctor.data import judge_gold, judge_repeats, judge_splits, library, unfindable
 from rlkit.doctor.language import judge_language, looks_english, rarest_words, script
+from rlkit.doctor.look import Look
 from rlkit.library.bm25 import BM25sBackend
 from rlkit.library.corpus import Corpus, Document
 from rlkit.library.orchestrator import SearchOrchestrator
@@ -105,3 +107,13 @@ def test_a_tokeniser_is_judged_by_what_it_finds():
 def test_english_is_known_by_its_stop_words():
     assert looks_english([Document("d", "", "It is the name of a bridge in the north.")])
     assert not looks_english([Document("d", "", "Es ist der Name einer Brücke im Norden.")])
+
+
+def test_rows_with_checkable_answers_are_checked_and_shared_templates_are_no_fault(tmp_path):
+    well = Look(RunConfig.from_sections(task="answers"))
+    assert library(well) == ("ok", "arithmetic: no problem found in its rows")
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    sick = Look(RunConfig.from_sections(task="answers", answers={"dataset": str(tmp_path)}))
+    level, text, _ = library(sick)
+    assert level == "warn" and "the same question stands in train and in test" in text
