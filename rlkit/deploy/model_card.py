@@ -42,7 +42,8 @@ def model_card(
             "tags": ["rlkit", "grpo", "lora", "merged"],
         },
         sort_keys=False,
-        allow_unicode=True,
+        default_style='"',  # one line a value, whatever stands in it: no `---` of its own
+        width=float("inf"),
     )
     body = _template().render(certificate=certificate, lineage=lineage or {}, evaluation=evaluation)
     return f"---\n{head}---\n\n" + re.sub(r"\n{3,}", "\n\n", body).rstrip() + "\n"
