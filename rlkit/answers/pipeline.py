@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from rlkit.answers.course_config import read_course_config, run_name_of
 from rlkit.answers.evaluation import figures, figures_line, fingerprint
 from rlkit.answers.quality import check_data_quality, model_limits
@@ -340,12 +338,11 @@ class AgenticRLPipeline:
         before = load_evaluation(self.folder / BEFORE)
         adapter = self.results["grpo_training"]["model_path"]
         tuned = evaluate_run(self.config, checkpoints=[adapter], log=self.log)
-        if before.states != tuned.states:
+        found = tuned.joined(before)
+        if found is None:
             raise RunError(
-                f"{self.folder / BEFORE} is of other questions; remove it and its entry "
+                f"{self.folder / BEFORE} is of other questions or rewards; remove it and its entry "
                 f"sft_evaluation in {RESULTS}, and run the pipeline again."
             )
-        frames = pd.concat([before.frame, tuned.frame], ignore_index=True)
-        found = Evaluation(frames, tuned.states, tuned.facts)
         found.save(self.run_of_stages.evaluation_path)
         return self._told(found, "tuned")
