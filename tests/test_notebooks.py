@@ -1,4 +1,4 @@
-"""The six notebooks run headless, one after the other, as papermill runs them from the project's
+"""The notebooks of the search task run headless, one after the other, as papermill runs them from the project's
 root; an interrupted one leaves a checkpoint and a usable kernel."""
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ WRITES = {
     "sft": ["sft/adapter/adapter_model.safetensors", "sft/adapter/sft_metrics.json"],
     "train": ["metrics.jsonl", "rollouts/step-4.parquet", "lora_checkpoints/checkpoint-4"],
     "evaluate": ["evaluation.json", "report.html"],
-    "merge": ["merged/debug-grpo-step4/merge.json"],
+    "merge": ["merged/debug-grpo-step4/certificate.json"],
+    "report": ["report.html"],
 }
 
 

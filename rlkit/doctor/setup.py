@@ -110,9 +110,11 @@ def _misfit(look: Look, adapter: Path) -> Said | None:
     todo = f"set model.base_model_path to {trained_on}, or take an adapter of {base}"
     if look.skeleton is not None:
         from rlkit.training.adapters import check_adapter
+        from rlkit.training.fingerprint import check_base
 
         try:
             check_adapter(adapter, look.skeleton, base)
+            check_base(adapter, base)
         except ModelError as error:
             return "fail", f"base mismatch: {error}", todo if trained_on != base else ""
     if not same_base(trained_on, base):

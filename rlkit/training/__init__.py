@@ -1,6 +1,7 @@
 """The policy, how it is sampled, and how GRPO and SFT move it.
 
 policy.py, models.py, adapters.py, precision.py, text.py   a model with its LoRA adapter ...
+fingerprint.py              which base an adapter was trained on, by hash
 weights.py                  ... or all of its weights trained, with frozen copies beside them
 caches.py, attention.py, flash.py, prefix.py   a prompt read once, and what attends to it
 mlp.py                      a gated MLP that keeps less for its backward pass

@@ -21,6 +21,7 @@ from torch import nn
 from rlkit.errors import ModelError
 from rlkit.files import read_json, write_json
 from rlkit.training import weights
+from rlkit.training.fingerprint import record_base
 from rlkit.training.weights import REFERENCE, TRAINED
 
 
@@ -81,8 +82,8 @@ def _adapter_files(adapter: str | Path) -> tuple[Path, Path]:
 
 
 def save_lora_checkpoint(model: nn.Module, path: str | Path) -> Path:
-    """Save the trained adapter in PEFT's own format (adapter_config.json, safetensors); of a fully
-    trained model, a model folder."""
+    """Save the trained adapter in PEFT's own format (adapter_config.json, safetensors), with the
+    hashes of its base (base.json); of a fully trained model, a model folder."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     if weights.of(model) is not None:
@@ -93,6 +94,7 @@ def save_lora_checkpoint(model: nn.Module, path: str | Path) -> Path:
     settings = read_json(path)
     if isinstance(settings["target_modules"], list):  # PEFT writes a set, in any order
         write_json(path, settings | {"target_modules": sorted(settings["target_modules"])})
+    record_base(folder, settings["base_model_name_or_path"])
     return folder
 
 

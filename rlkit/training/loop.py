@@ -18,7 +18,7 @@ from rlkit.files import new_folder, plain
 from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_task
 from rlkit.run import Run
-from rlkit.training import alarms
+from rlkit.training import alarms, fingerprint
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor, check_trackers
@@ -277,6 +277,8 @@ def _keep_reference(adapter: Path, kept: Path) -> None:
     with new_folder(kept) as temporary:
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             shutil.copyfile(adapter / name, temporary / name)
+        if (adapter / fingerprint.FILE).is_file():  # others write none
+            shutil.copyfile(adapter / fingerprint.FILE, temporary / fingerprint.FILE)
 
 
 def _said(log: Log) -> Callable[[dict[str, Any]], None]:
