@@ -1,5 +1,5 @@
-"""The notebooks of the search task run headless, one after the other, as papermill runs them from the project's
-root; an interrupted one leaves a checkpoint and a usable kernel."""
+"""The notebooks of the search task run headless, one after the other, as papermill runs them from
+the project's root; an interrupted one leaves a checkpoint and a usable kernel."""
 
 from __future__ import annotations
 
