@@ -158,8 +158,10 @@ class Evaluation:
         return tuple(values)
 
     def difference(self, policy: str, baseline: str, metric: str) -> PairedInterval:
-        """Mean of policy - baseline over questions, with its 95 % interval."""
-        return paired_interval(*self.paired(policy, baseline, metric))
+        """Mean of policy - baseline over questions, with its 95 % interval; of a share p is that
+        of McNemar's exact test."""
+        pair = self.paired(policy, baseline, metric)
+        return paired_interval(*pair, share=self.metrics[metric].share)
 
     def by(self, column: str, metric: str | None = None) -> pd.DataFrame:
         """A metric (default: the primary one) by `hops`, `round`, `difficulty` or another column of
@@ -195,7 +197,7 @@ class Evaluation:
 
     def differences(self) -> pd.DataFrame:
         """One row a (pair, metric): mean of policy - baseline by question, interval, p, verdict,
-        caution; `p_holm` is p, adjusted for all rows (Holm)."""
+        caution; `p_holm` is p, adjusted for all rows of the table (Holm)."""
         rows = []
         for policy, baseline in self.pairs():
             for metric in self.metrics:

@@ -10,7 +10,7 @@ Where at least 100 paired differences are strongly skewed, their interval is the
 (bootstrap.py), otherwise it is Student's. In simulations neither alone covers as well: for
 differences of both signs, many of them 0, t does and BCa is too short; where few questions differ,
 and all in one direction, BCa does. `benchmarks/coverage.py` measures it, and docs/results.md has
-the table.
+the table. Where both speak, an effect is claimed only where interval and p agree.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rlkit.results.bootstrap import CONFIDENCE, bca, smallest_effect
 
 ENOUGH_NON_ZERO = 20  # with fewer non-zero paired differences no effect is claimed
 BCA_FROM = 100  # questions; below, always Student's t
+ALPHA = 0.05  # with a p-value above, no difference is claimed
 SKEWED = 0.2  # |skewness| / √n of strong skewness (Cochran 1977, "Sampling techniques", 2.15)
 _ZERO = 1e-9  # rewards are rounded to 1e-6; anything smaller is the noise of averaging
 
@@ -48,7 +49,7 @@ class PairedInterval(NamedTuple):
     high: float | None
     non_zero: int  # questions on which a and b differ
     p: float | None = None  # two-sided, of no difference on average
-    method: str = "t"  # or "bca"
+    method: str = "t"  # or "bca", or "mcnemar": p is the exact test's, the interval as without it
     smallest_effect: float | None = None  # that this n shows with power 0.8, see bootstrap.py
     skewness: float | None = None  # of the differences; 0 is symmetric
 
@@ -58,13 +59,19 @@ class PairedInterval(NamedTuple):
         return self.non_zero >= ENOUGH_NON_ZERO
 
     @property
+    def leaves_out_zero(self) -> bool:
+        """Whether there is an interval, and all of it lies on one side of 0."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+    @property
     def verdict(self) -> str:
-        """`too few to say`, `higher`, `lower`, or `no clear difference`."""
+        """`too few to say`, `higher`, `lower`, or `no clear difference`: both the interval and p
+        must speak for one that is claimed."""
         if not self.enough or self.low is None or self.high is None:
             return "too few to say"
-        if self.low > 0:
-            return "higher"
-        return "lower" if self.high < 0 else "no clear difference"
+        if not self.leaves_out_zero or (self.p or 0.0) > ALPHA:
+            return "no clear difference"
+        return "higher" if self.low > 0 else "lower"
 
     @property
     def caution(self) -> str:
@@ -73,6 +80,12 @@ class PairedInterval(NamedTuple):
             return (
                 f"Too few to say: {self.non_zero} of {self.n} questions differ, and an effect is "
                 f"claimed only where at least {ENOUGH_NON_ZERO} do."
+            )
+        if self.leaves_out_zero and self.verdict == "no clear difference":
+            exact = " (McNemar's exact test)" if self.method == "mcnemar" else ""
+            return (
+                f"The interval leaves 0 out, but p is {self.p:.3g}{exact}, so no difference is "
+                "claimed."
             )
         if strongly_skewed(self.skewness or 0.0, self.n):
             return (
@@ -111,15 +124,24 @@ def share_interval(values: Iterable[float | None]) -> Interval:
     return Interval(len(kept), right / len(kept), float(low), float(high))
 
 
-def paired_interval(a: Mapping[str, float | None], b: Mapping[str, float | None]) -> PairedInterval:
+def paired_interval(
+    a: Mapping[str, float | None], b: Mapping[str, float | None], share: bool = False
+) -> PairedInterval:
     """The 95 % interval of the mean difference a - b, paired by question, and its p-value.
 
     `a` and `b` map a question's id to its value; questions that only one has, or whose value is
     None, NaN or infinite in either, are left out. Interval and p are Student's t, or those of
     `bca` where at least `BCA_FROM` differences are strongly skewed. Where all differences are the
     same, the interval has width 0 and p is the sign test's: 2 / 2ⁿ, or 1 where they are all 0.
+    `share`: where all values are 0 or 1, p is that of `share_test`.
     """
-    differences = np.sort(np.array([*paired_differences(a, b).values()], dtype=np.float64))
+    found = _interval_of(np.array([*paired_differences(a, b).values()], dtype=np.float64))
+    exact = share_test(a, b) if share else None
+    return found if exact is None else found._replace(p=exact, method="mcnemar")
+
+
+def _interval_of(differences: np.ndarray) -> PairedInterval:
+    differences = np.sort(differences)
     n, mean, low, high = mean_interval(differences)
     non_zero = int((abs(differences) > _ZERO).sum())
     if n < 2:
@@ -157,12 +179,24 @@ class SeedsInterval(NamedTuple):
     `per_seed`, each one's own paired interval.
     """
 
-    n: int  # questions that every seed has
-    mean: float | None
-    low: float | None
-    high: float | None
+    averaged: PairedInterval  # over the questions that every seed has
     per_seed: dict[Hashable, PairedInterval]
-    averaged: PairedInterval  # the same interval, with p, verdict and caution
+
+    @property
+    def n(self) -> int:
+        return self.averaged.n
+
+    @property
+    def mean(self) -> float | None:
+        return self.averaged.mean
+
+    @property
+    def low(self) -> float | None:
+        return self.averaged.low
+
+    @property
+    def high(self) -> float | None:
+        return self.averaged.high
 
 
 def seeds_interval(by_seed: Mapping[Hashable, tuple[Mapping, Mapping]]) -> SeedsInterval:
@@ -171,9 +205,8 @@ def seeds_interval(by_seed: Mapping[Hashable, tuple[Mapping, Mapping]]) -> Seeds
     differences = [paired_differences(a, b) for a, b in by_seed.values()]
     shared = [q for q in differences[0] if all(q in d for d in differences)] if differences else []
     average = {q: math.fsum(d[q] for d in differences) / len(differences) for q in shared}
-    averaged = paired_interval(average, dict.fromkeys(average, 0.0))
     per_seed = {seed: paired_interval(a, b) for seed, (a, b) in by_seed.items()}
-    return SeedsInterval(*averaged[:4], per_seed, averaged)
+    return SeedsInterval(paired_interval(average, dict.fromkeys(average, 0.0)), per_seed)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

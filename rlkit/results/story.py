@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlkit.results.evaluation import NOT_TUNED, Evaluation, records
-from rlkit.results.statistics import PairedInterval
+from rlkit.results.statistics import ALPHA, PairedInterval, holm
 
 _ENDINGS = {
     "higher": "This is a rise.",
@@ -36,14 +36,27 @@ class Case(NamedTuple):
 
 
 def headline(evaluation: Evaluation) -> list[str]:
-    """One sentence for each baseline about the tuned policy's primary metric, n and interval."""
+    """One sentence for each baseline about the tuned policy's primary metric, n and interval.
+
+    No difference is claimed where Holm's p over all pairs that are compared in this metric is
+    above 0.05.
+    """
     tuned = tuned_policy(evaluation)
     if tuned is None:
         return ["No tuned policy has been evaluated yet, so there is nothing to compare."]
     bases = [name for name in ("untouched", "warm_start") if name in evaluation.policies]
     if not bases:
         return [f"Neither the untouched model nor a warm start was evaluated beside {tuned}."]
-    return [_sentence(evaluation, tuned, base) for base in bases]
+    pairs = evaluation.pairs()
+    found = {pair: evaluation.difference(*pair, evaluation.primary) for pair in pairs}
+    adjusted = dict(zip(pairs, holm([interval.p for interval in found.values()]), strict=True))
+    compared = sum(p is not None for p in adjusted.values())
+    return [
+        _sentence(
+            evaluation, pair, found[pair], _ending(found[pair], adjusted[pair] or 0.0, compared)
+        )
+        for pair in ((tuned, base) for base in bases)
+    ]
 
 
 def known_text(evaluation: Evaluation) -> str:
@@ -99,24 +112,25 @@ def tuned_policy(evaluation: Evaluation) -> str | None:
     return "tuned" if "tuned" in tuned else (tuned[-1] if tuned else None)
 
 
-def _sentence(evaluation: Evaluation, tuned: str, base: str) -> str:
+def _sentence(
+    evaluation: Evaluation, pair: tuple[str, str], interval: PairedInterval, ending: str
+) -> str:
     metric = evaluation.primary
-    interval = evaluation.difference(tuned, base, metric)
     held_out = evaluation.facts.get("split") == "eval"
     questions = "held-out questions" if held_out else f"questions ({evaluation.facts.get('split')})"
-    names = [evaluation.names.get(name, name) for name in (tuned, base)]
+    names = [evaluation.names.get(name, name) for name in pair]
     if interval.mean is None:
         return (
             f"The {names[0]} and the {names[1]} cannot be compared: no state of the {questions} "
             "that was judged under both has anything missing."
         )
-    a, b = (sum(values.values()) / len(values) for values in evaluation.paired(tuned, base, metric))
+    a, b = (sum(values.values()) / len(values) for values in evaluation.paired(*pair, metric))
     title = evaluation.metrics[metric].title.lower()
     verb, what = _CLAIMS.get(metric, ("reaches", f"in {title}"))
     return (
         f"The {names[0]} {verb} {a:.2f} {what} where the {names[1]} {verb} {b:.2f} "
         f"({title}): a difference of {interval.mean:+.2f} ({_ends(interval)}, "
-        f"n = {interval.n} {questions}, of which {interval.non_zero} differ). {_ending(interval)}"
+        f"n = {interval.n} {questions}, of which {interval.non_zero} differ). {ending}"
     )
 
 
@@ -126,11 +140,20 @@ def _ends(interval: PairedInterval) -> str:
     return f"95 % interval {interval.low:+.2f} to {interval.high:+.2f}"
 
 
-def _ending(interval: PairedInterval) -> str:
-    """What the interval lets one claim, and the caution that belongs to it."""
+def _ending(interval: PairedInterval, adjusted: float, compared: int) -> str:
+    """What the interval and Holm's p over the `compared` pairs let one claim, and the caution that
+    belongs to it."""
     claim = _ENDINGS.get(interval.verdict, "")
-    if interval.verdict == "no clear difference" and interval.smallest_effect is not None:
-        claim += f" This n could have shown one of {interval.smallest_effect:.2f} (power 0.8)."
+    if interval.verdict == "no clear difference":
+        if interval.leaves_out_zero:
+            return interval.caution
+        if interval.smallest_effect is not None:
+            claim += f" This n could have shown one of {interval.smallest_effect:.2f} (power 0.8)."
+    elif claim and adjusted > ALPHA:
+        claim = (
+            f"The interval leaves 0 out, but corrected for the {compared} comparisons p is "
+            f"{adjusted:.3g} (Holm), so no difference is claimed."
+        )
     return " ".join(filter(None, (claim, interval.caution)))
 
 

@@ -92,6 +92,9 @@ def test_zero_differences_are_counted_apart() -> None:
         (PairedInterval(30, -0.2, -0.3, -0.1, 20), "lower"),
         (PairedInterval(30, 0.1, -0.1, 0.3, 25), "no clear difference"),
         (PairedInterval(1, 0.2, None, None, 1), "too few to say"),
+        (PairedInterval(30, 0.2, 0.1, 0.3, 20, 0.05), "higher"),
+        (PairedInterval(30, 0.2, 0.1, 0.3, 20, 0.051), "no clear difference"),
+        (PairedInterval(30, -0.2, -0.3, -0.1, 20, 0.06), "no clear difference"),
     ],
 )
 def test_verdict_of_a_difference(interval: PairedInterval, verdict: str) -> None:
@@ -209,6 +212,22 @@ def test_mcnemars_exact_test_by_hand() -> None:
     assert share_test({}, one) is None and share_test({0: 0.5}, {0: 1.0}) is None
 
 
+def test_a_share_is_not_called_higher_where_the_exact_test_speaks_against_it() -> None:
+    # 17 of 300 better, 7 worse: 2 · P(at most 7 of 24) = 2 · 536155 / 2^24; Student's p is .041
+    a = {i: float(i < 17) for i in range(300)}
+    b = {i: float(17 <= i < 24) for i in range(300)}
+    student, exact = paired_interval(a, b), paired_interval(a, b, share=True)
+    assert student.p < 0.05 and student.low > 0 and student.verdict == "higher"
+    assert (exact.p, exact.method) == (pytest.approx(2 * 536155 / 2**24), "mcnemar")
+    assert exact[1:4] == student[1:4] and exact.verdict == "no clear difference"
+    assert exact.caution == (
+        "The interval leaves 0 out, but p is 0.0639 (McNemar's exact test), so no difference is "
+        "claimed."
+    )
+    halves = {i: v / 2 for i, v in a.items()}  # no share of single answers: there is no exact test
+    assert paired_interval(halves, b, share=True) == paired_interval(halves, b)
+
+
 def test_seeds_are_averaged_within_a_question_before_the_interval() -> None:
     none = {"q1": 0.0, "q2": 0.0, "q3": 0.0, "q4": 0.0}
     seeds = {
@@ -216,8 +235,9 @@ def test_seeds_are_averaged_within_a_question_before_the_interval() -> None:
         2: ({"q1": 0.0, "q2": 0.2, "q3": 0.6}, none),
     }
     found = seeds_interval(seeds)  # q1 0.1, q2 0.3, q3 0.3; q4 has no second seed
-    assert found[:4] == pytest.approx(mean_interval([0.1, 0.3, 0.3]))
-    assert found.averaged[:4] == found[:4] and found.averaged.verdict == "too few to say"
+    assert found.averaged[:4] == pytest.approx(mean_interval([0.1, 0.3, 0.3]))
+    assert (found.n, found.mean, found.low, found.high) == found.averaged[:4]
+    assert found.averaged.verdict == "too few to say"
     assert found.per_seed == {seed: paired_interval(*pair) for seed, pair in seeds.items()}
     assert interval_text(found) == "+0.23 [-0.05, +0.52], n = 3"
-    assert seeds_interval({})[:4] == (0, None, None, None)
+    assert seeds_interval({}).averaged[:4] == (0, None, None, None)

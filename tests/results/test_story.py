@@ -46,6 +46,51 @@ def test_an_effect_is_claimed_only_with_twenty_questions_that_differ(sign: int, 
     assert "Too few to say" in few
 
 
+def right_and_wrong(**right: list[int]) -> Evaluation:
+    """Each policy's answers, one a question."""
+    facts = {"split": "eval", "primary": "accuracy",
+             "metrics": {"accuracy": ["Accuracy", "share", False, True],
+                         "reward": ["Reward", "", True, False]}}  # fmt: skip
+    rows = [
+        {"policy": policy, "state_id": f"q{i}", "question_id": f"q{i}", "completion": "",
+         "accuracy": value, "reward": value}
+        for policy, values in right.items()
+        for i, value in enumerate(values)
+    ]  # fmt: skip
+    n = len(right["tuned"])
+    states = [{"state_id": f"q{i}", "question_id": f"q{i}", "n_missing": 0} for i in range(n)]
+    return Evaluation.of(rows, states, facts)
+
+
+def test_the_headline_of_a_share_claims_no_more_than_the_exact_test() -> None:
+    # 17 better, 7 worse: 2 · P(at most 7 of 24) = 2 · 536155 / 2^24 = .0639
+    before, after = [0] * 17 + [1] * 7 + [0] * 276, [1] * 17 + [0] * 283
+    evaluation = right_and_wrong(untouched=before, tuned=after)
+    (sentence,) = headline(evaluation)
+    assert "a rise" not in sentence
+    assert sentence.endswith("p is 0.0639 (McNemar's exact test), so no difference is claimed.")
+    table = evaluation.differences().set_index("metric")
+    assert table.loc["accuracy", "p"] == pytest.approx(2 * 536155 / 2**24)
+    assert table.loc["accuracy", "method"] == "mcnemar" and table.loc["reward", "method"] == "t"
+    # the reward's p, Student's .041, is the smaller of two: doubled it is above the other
+    assert table.loc["accuracy", "p_holm"] == pytest.approx(2 * table.loc["reward", "p"])
+
+
+def test_a_rise_is_claimed_only_where_it_outlasts_the_correction_for_all_pairs() -> None:
+    # 18 better, 6 worse: 2 · P(at most 6 of 24) = 2 · 190051 / 2^24 = .02266; the warm start's
+    # answers are the untouched model's, so of three p-values two are .02266 (times 3: .068), one 1
+    before, after = [0] * 18 + [1] * 6 + [0] * 36, [1] * 18 + [0] * 42
+    (alone,) = headline(right_and_wrong(untouched=before, tuned=after))
+    assert alone.endswith("This is a rise.")
+    sentences = headline(right_and_wrong(untouched=before, warm_start=before, tuned=after))
+    assert len(sentences) == 2
+    for sentence in sentences:
+        assert sentence.endswith(
+            "The interval leaves 0 out, but corrected for the 3 comparisons p is 0.068 (Holm), so "
+            "no difference is claimed."
+        )
+
+
 def test_an_interval_that_holds_zero_claims_nothing() -> None:
     evaluation = made({"untouched": [0, 1] * 12, "tuned": [1, 0] * 12})
     assert "no difference is claimed" in headline(evaluation)[0]
