@@ -220,6 +220,11 @@ def _eval(options: argparse.Namespace) -> None:
                 f"--export {form} {folder}: the format must be browsecomp-plus, and the folder one "
                 "that does not exist yet."
             )
+        if options.teams:
+            raise ConfigError(
+                "--export writes the actions of an evaluation, and --teams plays whole questions "
+                "instead; give one of the two."
+            )
     chosen = {"baseline": options.baseline, "checkpoints": options.checkpoint}
     if options.teams:
         from rlkit.agents.recording import now_and_then
@@ -271,12 +276,14 @@ def _check(options: argparse.Namespace) -> int:
         findings = quick_check(config) if options.quick else full_check(config)
     except ConfigError as error:
         findings = iter([Finding("fail", "parameters", str(error))])
-    for one in findings:
-        found.append(one)
-        if not options.json:
-            print(line_of(one, colour=sys.stdout.isatty()), flush=True)
-    if options.json:
-        print(json.dumps([one.as_dict() for one in found], ensure_ascii=False, indent=1))
+    try:
+        for one in findings:
+            found.append(one)
+            if not options.json:
+                print(line_of(one, colour=sys.stdout.isatty()), flush=True)
+    finally:  # whatever breaks off, what was found is told
+        if options.json:
+            print(json.dumps([one.as_dict() for one in found], ensure_ascii=False, indent=1))
     return 1 if any(one.level == "fail" for one in found) else 0
 
 

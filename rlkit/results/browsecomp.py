@@ -6,9 +6,11 @@ tools can read it: what `search_agent/qwen_client.py` writes as a run and
     evals/<policy>/evaluation_summary.json     accuracy, recall, tool calls, and both by question
 
 There a run plays a whole question; here it is one round from each recorded state of the question,
-in order, one `search` a clue, with the documents that were read. Recall is the share of the
-documents missing in any of these states that were retrieved (there: of all evidence). Where nobody
-answers, as in the search task, accuracy is null and each run `incomplete`.
+in order, one `search` a clue, with the documents that came back. Recall is the share of the
+documents missing in any of these states that were retrieved from a state in which they were missing
+(there: of all evidence). Where nobody answers, as in the search task, accuracy is null and each run
+`incomplete`; an answer that could not be checked is neither right nor wrong, and not counted. The
+folder of a policy `module:object` is `module.object`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +40,26 @@ def export_browsecomp(
         raise RunError(f"{folder} exists already and is never overwritten; name another folder.")
     with new_folder(folder) as temporary:
         for policy in evaluation.policies:
-            check_id(policy, "the policy")
-            runs = _runs(evaluation, policy, max_tokens)
+            name = check_id(policy.replace(":", "."), "the policy")
+            asked = _by_question(evaluation, policy)
+            runs = [_run(policy, question, rows, max_tokens) for question, rows in asked.items()]
             for number, run in enumerate(runs, start=1):
-                write_json(temporary / "runs" / policy / f"run_{number:04d}.json", run)
-            summary = _summary(evaluation, policy, runs, retriever)
-            write_json(temporary / "evals" / policy / "evaluation_summary.json", summary)
+                write_json(temporary / "runs" / name / f"run_{number:04d}.json", run)
+            recalls = {question: _recall(evaluation, rows) for question, rows in asked.items()}
+            summary = _summary(evaluation, policy, runs, recalls, retriever)
+            write_json(temporary / "evals" / name / "evaluation_summary.json", summary)
     return folder
 
 
-def _runs(evaluation: Evaluation, policy: str, max_tokens: int) -> list[dict[str, Any]]:
+def _by_question(evaluation: Evaluation, policy: str) -> dict[str, list[dict[str, Any]]]:
+    """The policy's actions by question, in the order of rounds."""
     order = {state["state_id"]: place for place, state in enumerate(evaluation.states)}
     rows = records(evaluation.frame[evaluation.frame["policy"] == policy])
     by_question: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (row.get("round") or 0, order[row["state_id"]])):
         by_question.setdefault(row["question_id"], []).append(row)
     questions = dict.fromkeys(state["question_id"] for state in evaluation.states)
-    return [_run(policy, q, by_question[q], max_tokens) for q in questions if q in by_question]
+    return {question: by_question[question] for question in questions if question in by_question}
 
 
 def _run(policy: str, question: str, rows: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
@@ -96,16 +102,18 @@ def _entry(kind: str, tool: str | None, arguments: str | None, output: str) -> d
 
 
 def _summary(
-    evaluation: Evaluation, policy: str, runs: list[dict[str, Any]], retriever: str
+    evaluation: Evaluation,
+    policy: str,
+    runs: list[dict[str, Any]],
+    recalls: dict[str, float | None],
+    retriever: str,
 ) -> dict[str, Any]:
     right = _right(evaluation, policy)
-    recalls = {run["query_id"]: _recall(evaluation, run) for run in runs}
-    known = [value for value in recalls.values() if value is not None]
     calls = sum((Counter(run["tool_call_counts"]) for run in runs), Counter())
     return {
         "LLM": policy,
-        "Accuracy (%)": _percent([right[run["query_id"]] for run in runs]) if right else None,
-        "Recall (%)": _percent(known),
+        "Accuracy (%)": _percent(right.values()),
+        "Recall (%)": _percent(recalls.values()),
         "avg_tool_stats": {tool: count / len(runs) for tool, count in calls.items()},
         "Calibration Error (%)": None,
         "Retriever": retriever,
@@ -114,8 +122,8 @@ def _summary(
         "per_query_metrics": [
             {
                 "query_id": question,
-                "correct": bool(right[question] == 1) if right else None,
-                "recall": None if value is None else _percent([value]),
+                "correct": right[question] == 1 if question in right else None,
+                "recall": _percent([value]),
             }
             for question, value in recalls.items()
         ],
@@ -123,17 +131,23 @@ def _summary(
 
 
 def _right(evaluation: Evaluation, policy: str) -> dict[str, float]:
-    """By question whether its answer was right; empty for a task without answers."""
+    """By question whether its answer was right, of those that could be checked; empty for a task
+    without answers."""
     if "accuracy" not in evaluation.metrics:
         return {}
     return evaluation.question_values(policy, "accuracy")
 
 
-def _recall(evaluation: Evaluation, run: dict[str, Any]) -> float | None:
-    states = [s for s in evaluation.states if s["question_id"] == run["query_id"]]
-    missing = {docid for state in states for docid in state["missing"]}
-    return len(missing & {*run["retrieved_docids"]}) / len(missing) if missing else None
+def _recall(evaluation: Evaluation, rows: list[dict[str, Any]]) -> float | None:
+    """Of one question; what came back in a state that had seen it was not found there."""
+    played = {row["state_id"]: row.get("documents") or () for row in rows}
+    missing = {s["state_id"]: {*s["missing"]} for s in evaluation.states if s["state_id"] in played}
+    found = {d["docid"] for s, known in missing.items() for d in played[s] if d["docid"] in known}
+    wanted = set().union(*missing.values())
+    return len(found) / len(wanted) if wanted else None
 
 
-def _percent(shares: list[float]) -> float | None:
-    return round(100 * sum(shares) / len(shares), 2) if shares else None
+def _percent(shares: Iterable[float | None]) -> float | None:
+    """Their mean in percent, of those that are known."""
+    known = [share for share in shares if share is not None]
+    return round(100 * sum(known) / len(known), 2) if known else None

@@ -12,7 +12,7 @@ from rlkit import cli
 from rlkit.errors import RunError
 from rlkit.results import compare
 from rlkit.results.browsecomp import export_browsecomp
-from rlkit.results.evaluation import METRICS, Evaluation
+from rlkit.results.evaluation import METRICS, Evaluation, records
 
 
 def document(docid: str, clue: str) -> dict[str, Any]:
@@ -70,19 +70,41 @@ def test_the_summary_has_recall_over_what_was_missing_and_no_accuracy_without_an
     assert summary["per_query_metrics"] == [{"query_id": "q", "correct": None, "recall": 50.0}]
 
 
+def test_what_came_back_where_it_was_seen_already_is_no_recall(tmp_path: Path) -> None:
+    """g1 is missing in round 1 alone, and round 2, which has seen it, brings it back."""
+    before = searched()
+    rows = records(before.frame)
+    by_state = {row["state_id"]: row for row in rows}
+    by_state["q/1"]["documents"] = [document("x", "first")]
+    by_state["q/2"]["documents"] = [document("g1", "third") | {"new": False}]
+    folder = export_browsecomp(Evaluation.of(rows, before.states, {}), tmp_path / "none")
+    assert read(folder / "evals/tuned/evaluation_summary.json")["Recall (%)"] == 0.0
+    by_state["q/2"]["documents"].append(document("g2", "third"))
+    folder = export_browsecomp(Evaluation.of(rows, before.states, {}), tmp_path / "half")
+    assert read(folder / "evals/tuned/evaluation_summary.json")["Recall (%)"] == 50.0
+
+
+def test_a_policy_of_ones_own_has_a_folder(tmp_path: Path) -> None:
+    before = searched()
+    frame = before.frame.assign(policy="my.code:Policy")
+    folder = export_browsecomp(Evaluation(frame, before.states), tmp_path / "out")
+    assert read(folder / "runs/my.code.Policy/run_0001.json")["query_id"] == "q"
+    assert read(folder / "evals/my.code.Policy/evaluation_summary.json")["LLM"] == "my.code:Policy"
+
+
 def test_answers_are_output_texts_with_an_accuracy(tmp_path: Path) -> None:
     facts = {"metrics": {"accuracy": ["Accuracy", "share", False, True],
                          "reward": ["Reward", "", True, False]}}  # fmt: skip
     rows = [
         {"policy": "tuned", "state_id": q, "question_id": q, "completion": f"It is {q}.",
          "accuracy": right, "reward": right}
-        for q, right in (("1", 1.0), ("2", 0.0), ("3", 0.0))
+        for q, right in (("1", 1.0), ("2", 0.0), ("3", 0.0), ("4", None))  # 4: none could check it
     ]  # fmt: skip
-    states = [{"state_id": q, "question_id": q, "missing": []} for q in "123"]
+    states = [{"state_id": q, "question_id": q, "missing": []} for q in "1234"]
     folder = export_browsecomp(Evaluation.of(rows, states, facts), tmp_path / "out")
     summary = read(folder / "evals" / "tuned" / "evaluation_summary.json")
     assert (summary["Accuracy (%)"], summary["Recall (%)"]) == (33.33, None)
-    assert [row["correct"] for row in summary["per_query_metrics"]] == [True, False, False]
+    assert [row["correct"] for row in summary["per_query_metrics"]] == [True, False, False, None]
     run = read(folder / "runs" / "tuned" / "run_0002.json")
     assert run["status"] == "completed" and run["result"][-1]["output"] == "It is 2."
 
@@ -113,4 +135,7 @@ def test_eval_exports_what_it_evaluated_and_refuses_before_it_evaluates(
     for wrong in (["csv", str(tmp_path / "new")], ["browsecomp-plus", str(out)]):
         assert cli.main(["eval", "--export", *wrong]) == 2
         assert "one that does not exist yet" in capsys.readouterr().err
+    both = ["eval", "--teams", "--export", "browsecomp-plus", str(tmp_path / "new")]
+    assert cli.main(both) == 2
+    assert "--teams plays whole questions instead" in capsys.readouterr().err
     assert len(evaluated) == 1
