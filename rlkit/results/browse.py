@@ -24,6 +24,7 @@ from IPython.display import display
 from rlkit.errors import RunError
 from rlkit.practice.reward import COUNT_KEYS
 from rlkit.results.actions import GROUP, StoredActions, named_run
+from rlkit.results.rescore import action_advantages
 from rlkit.results.state_text import StateTexts
 from rlkit.run import Run
 
@@ -92,7 +93,8 @@ class Browser:
         self.filters: tuple[int | None, str | None, Bounds | None] = (None, None, None)
         self.shown: Key | None = None
         self.beside: Key | None = None
-        self._step = lru_cache(8)(lambda step: self.stored.rows(step, without=_NOT_READ))
+        self.by_clue = run.config.grpo.credit == "clue"
+        self._step = lru_cache(8)(self._read)
         self._index: dict[int | None, pd.DataFrame] = {}
 
     def select(
@@ -165,6 +167,17 @@ class Browser:
     def _is_other_state(self, key: Key) -> bool:
         return key.state_id != self.shown.state_id
 
+    def _read(self, step: int) -> list[dict[str, Any]]:
+        """A step's actions. With `grpo.credit: clue` the stored advantage is that of an action's
+        first token, and the action's own is worked out from the rewards."""
+        rows = self.stored.rows(step, without=_NOT_READ)
+        if self.by_clue:
+            frame = pd.DataFrame(rows, columns=[*GROUP, "reward"]).assign(step=step)
+            scale = self.run.config.grpo.scale_rewards
+            own = action_advantages(frame.astype({"reward": float}), "reward", scale)
+            return [row | {"advantage": float(a)} for row, a in zip(rows, own, strict=True)]
+        return rows
+
     def actions(self, key: Key) -> list[dict[str, Any]]:
         """The actions of a group as plain values, all columns but tokens and log-probabilities."""
         rows = self._step(key.step)
@@ -197,7 +210,11 @@ class Browser:
             d | {"clue": clues.index(d["clue"]) + 1 if d["clue"] in clues else None}
             for d in action.get("documents") or ()
         ]
+        judged = self.by_clue and action["reward"] is not None
+        worth = action.get("clue_values") if judged else None
+        credited = list(zip(clues, [*(worth or ()), *([None] * len(clues))], strict=False))
         shown = {"terms": terms, "components": _components(action), "documents": documents}
+        shown["credited"] = credited
         return {"clues": None, "invalid": 0, "unjudged": 0} | action | shown
 
     def _repr_html_(self) -> str:

@@ -98,9 +98,9 @@ def rescore(
     frame["new_reward"] = _rewards(frame, run.config)
     _refuse_other_scores(frame)
     if config.grpo.credit == "clue":
-        frame["advantage"] = _advantages(frame, "reward", scale)
+        frame["advantage"] = action_advantages(frame, "reward", scale)
     frame["new_reward"] = _rewards(frame, config)
-    frame["new_advantage"] = _advantages(frame, "new_reward", scale)
+    frame["new_advantage"] = action_advantages(frame, "new_reward", scale)
     old, new = (c.reward.model_dump() for c in (run.config, config))
     return Rescored(
         {key: (old[key], new[key]) for key in old if old[key] != new[key]},
@@ -159,8 +159,9 @@ def _refuse_other_scores(frame: pd.DataFrame) -> None:
         )
 
 
-def _advantages(frame: pd.DataFrame, column: str, scale: str) -> np.ndarray:
-    """The advantage of every action, by the trainer's own formula, step by step."""
+def action_advantages(frame: pd.DataFrame, column: str, scale: str) -> np.ndarray:
+    """The advantage of every action, by the trainer's own formula, step by step. `frame`: whole
+    steps, with `step`, `state_id`, `visit` and the rewards in `column` (NaN: none)."""
     result, steps, rewards = (
         np.zeros(len(frame)),
         frame["step"].to_numpy(),

@@ -130,6 +130,23 @@ def test_the_page_explains_each_reward(run):
     assert "LOCAL Title b b, by clue 1" in page
 
 
+def test_with_credit_clue_the_action_has_its_own_advantage_and_each_clue_its_worth(tmp_path):
+    run = make_stored_run(tmp_path, [{"q1": ["gold", "locals", "nobody", ""]}], credit="clue")
+    rows = run.read_rollouts(1).drop(columns="step")
+    rows["advantage"] = 9.0  # as a first token's, which is its clue's
+    rows["clues"] = [["one", "two"], ["one"], ["one"], []]
+    rows["clue_values"] = [[2.5, 0.75], [0.9], [0.0], []]
+    run.write_rollouts(1, rows)
+    browser = browse(run)
+    # rewards 2.5, .9, none, -1: mean .8, deviations 1.7, .1, -1.8, σ = √(6.14 / 3) = 1.43062
+    expected = [1.7 / 1.430618, 0.1 / 1.430618, 0.0, -1.8 / 1.430618]
+    assert browser.table()["advantage"].tolist() == pytest.approx(expected, abs=1e-5)
+    page = words(browser.page())
+    assert "advantage 1.1883" in page and "advantage 9" not in page
+    assert "one credited 2.5 two credited 0.75" in page and "credited 0.9" in page
+    assert page.count("credited") == 3  # an action without a reward credits nothing
+
+
 def test_hostile_texts_are_text(tmp_path):
     run = make_stored_run(tmp_path, STEPS[:1])
     rows = run.read_rollouts(1).drop(columns="step")
