@@ -18,7 +18,7 @@ from torch import nn
 from rlkit.deploy.rounding import plain_lora
 from rlkit.errors import ModelError
 from rlkit.training.adapters import check_adapter
-from rlkit.training.fingerprint import check_base
+from rlkit.training.fingerprint import check_base, same_name
 from rlkit.training.models import resolve_base_model
 
 
@@ -83,7 +83,7 @@ def check_adapters(base: Base, adapters: Sequence[Path]) -> bool:
         known = known and recorded
         settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
         trained_on = settings.get("base_model_name_or_path")
-        if not recorded and trained_on and not _same_base(trained_on, base):
+        if not recorded and not same_name(trained_on, base.name):
             raise ModelError(
                 f"the adapter at {adapter} was trained on {trained_on!r}, not on {base.name!r}; "
                 "give the base that it was trained on."
@@ -136,16 +136,6 @@ def _adapts_embeddings(adapter: Path) -> bool:
             return any(".lora_embedding_" in key for key in file.keys())
     except (OSError, SafetensorError):  # of which check_adapter speaks
         return False
-
-
-def _same_base(trained_on: str, base: Base) -> bool:
-    if short_name(trained_on).casefold() == short_name(base.name).casefold():
-        return True
-    try:
-        other = resolve_base_model(trained_on)
-    except ModelError:  # a folder that is gone: its name is all there is to compare
-        return False
-    return Path(other).resolve() == Path(base.source).resolve()
 
 
 def _in_a_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,22 @@ def check_base(adapter: str | Path, base_path: str | Path) -> bool:
     return "weights" in both
 
 
+def same_name(trained_on: str | None, base: str) -> bool:
+    """Whether the base that an adapter names is this one, as far as names tell: their last parts
+    are the same (a model's folder may have been moved), or both lead to one folder. An adapter that
+    names none contradicts nothing."""
+    if not trained_on:
+        return True
+    last = [re.split(r"[/\\]", name.rstrip("/\\"))[-1].casefold() for name in (trained_on, base)]
+    if last[0] == last[1]:
+        return True
+    try:
+        first, second = (_folder(resolve_base_model(name)) for name in (trained_on, base))
+    except ModelError:  # a folder that is gone: its name is all there is to compare
+        return False
+    return None not in (first, second) and first.resolve() == second.resolve()
+
+
 def _folder(source: str) -> Path | None:
     """The folder of a model, or of a hub id's files in the cache."""
     if Path(source).is_dir():
@@ -84,7 +101,7 @@ def _folder(source: str) -> Path | None:
         return Path(
             transformers.utils.cached_file(source, "config.json", local_files_only=True)
         ).parent
-    except OSError:
+    except (OSError, ValueError):  # not there, or no hub id
         return None
 
 

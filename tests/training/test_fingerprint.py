@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from rlkit.errors import ModelError
-from rlkit.training.fingerprint import base_fingerprint, check_base, record_base
+from rlkit.training.fingerprint import base_fingerprint, check_base, record_base, same_name
 from rlkit.training.models import debug_config
 
 
@@ -83,3 +83,20 @@ def test_weights_that_cannot_be_read_are_unknown_and_not_different(
     record_base(tmp_path / "lost", tmp_path / "gone")  # a checkpoint goes on without it
     assert not (tmp_path / "lost").exists()
     assert base_fingerprint("nobody/never-downloaded") == {"config": None, "weights": None}
+
+
+def test_names_mean_one_base_by_their_last_part_or_by_where_they_lead(
+    base: Path, tmp_path: Path
+) -> None:
+    for one, other in [
+        ("Qwen/Qwen3-8B", "/models/qwen3-8b/"),
+        ("D:\\models\\Qwen3-8B", "Qwen/Qwen3-8B"),
+        (None, "Qwen/Qwen3-8B"),
+        ("", "Qwen/Qwen3-8B"),
+    ]:
+        assert same_name(one, other)
+    assert not same_name("Qwen/Qwen3-8B-Base", "Qwen/Qwen3-8B")
+    assert not same_name("Qwen", "Qwen/Qwen3-8B")  # an owner is not a model
+    assert not same_name("/gone/one", str(base)) and not same_name("no id!/..", str(base))
+    (tmp_path / "by-another-name").symlink_to(base)
+    assert same_name(str(tmp_path / "by-another-name"), str(base))
