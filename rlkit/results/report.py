@@ -81,17 +81,17 @@ def _content(folder: Path) -> dict[str, Any]:
     """All that the template shows of a run; None stands for a part that its folder lacks."""
     run = Run(RunConfig(), folder)  # for its paths; its own parameters may be missing
     evaluation = _if_there(run.evaluation_path, load_evaluation)
-    metrics = run.read_metrics()
+    steps = run.read_metrics()
     return {
         "name": folder.resolve().name,
         "status": run.status(),
         "changed": _if_there(run.config_path, changed_parameters),
         "parameters": _if_there(run.config_path, parameters) or {},
         "lineage": _if_there(run.lineage_path, lineage),
-        "cost": time_and_cost(run, metrics),
-        "training": training(metrics, run.rollouts_folder),
-        "best": best_step(metrics),
-        "rows": metrics,
+        "cost": time_and_cost(run, steps),
+        "training": training(steps, run.rollouts_folder),
+        "best": best_step(steps),
+        "steps": steps,
         "evaluation": evaluation,
         "results": None if evaluation is None else results(evaluation),
         "names": evaluation.names if evaluation else {},
@@ -104,8 +104,8 @@ def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
     return read(path) if path.exists() else None
 
 
-def best_step(metrics: list[dict[str, Any]]) -> int | None:
+def best_step(steps: list[dict[str, Any]]) -> int | None:
     """The step whose checkpoint is kept as the best: the first with the highest dev reward."""
-    measured = [r for r in metrics if r.get("step") and r.get("eval/reward") is not None]
+    measured = [r for r in steps if r.get("step") and r.get("eval/reward") is not None]
     best = max(measured, key=lambda row: row["eval/reward"], default=None)
     return None if best is None else best["step"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -19,11 +20,9 @@ from rlkit.results.statistics import (
     SeedsInterval,
     holm,
     interval_text,
-    paired_interval,
     seeds_interval,
 )
 from rlkit.results.story import tuned_policy
-from rlkit.run import MAY_CHANGE
 
 Runs = Sequence[dict[str, Any]]  # of `report._content`
 _DATA = ("git.commit", "data_fingerprint", "corpus_fingerprint", "device", "known", "split")
@@ -31,6 +30,16 @@ _OVERLAID = (
     "reward", "discovery_rate", "accuracy", "kl", "entropy", "completions/mean_length",
     "frac_reward_zero_std",
 )  # fmt: skip
+# What runs that differ by their seed only may differ in besides. `run.MAY_CHANGE` is another list:
+# how long a run goes on and how it is evaluated may change between two openings, but such runs are
+# not the same experiment.
+_FREE = (
+    *NOT_CHOICES, "seed", "training.resume", "model.vllm_base_url", "executor.served_url",
+    "evaluation.batch_size", "evaluation.cache",
+)  # fmt: skip
+_FREE_SECTIONS = ("monitoring.", "merge.", "tune.")
+_NOTHING = PairedInterval(0, None, None, None, 0)
+_UNLIKE = "cannot be compared: other states, rewards or metric, or no tuned policy"
 
 
 def side_by_side(runs: Runs) -> dict[str, Any]:
@@ -75,27 +84,43 @@ def _differences(evaluated: Runs) -> list[dict[str, Any]]:
 
 
 def _between(evaluated: Runs) -> list[dict[str, Any]]:
-    """The tuned policy of each run minus that of the first, where both met the same states."""
+    """The tuned policy of each run minus that of the first, where both met the same states; a run
+    that cannot be compared says so, and none is listed where that is true of all of them."""
     rows = []
     for run in evaluated[1:]:
-        pair = (evaluated[0]["evaluation"], run["evaluation"])
-        found = compare(pair[1], pair[0])
-        if found is not None:
-            rows.append({"run": run, "first": evaluated[0], "interval": found})
-    return _with_holm(rows)
+        found = compare(run["evaluation"], evaluated[0]["evaluation"])
+        if found is None:
+            run = run | {"name": f"{run['name']} ({_UNLIKE})"}
+        rows.append({"run": run, "first": evaluated[0], "interval": found or _NOTHING})
+    return _with_holm(rows) if any(row["interval"] is not _NOTHING for row in rows) else []
 
 
 def compare(ours: Evaluation, theirs: Evaluation) -> PairedInterval | None:
     """The tuned policy of one evaluation minus that of another in the primary metric, by question,
-    over the states that count under both; None where the states or the metric differ."""
-    a, b = tuned_policy(ours), tuned_policy(theirs)
-    ids = [{state["state_id"] for state in e.states} for e in (ours, theirs)]
-    if None in (a, b) or ids[0] != ids[1] or ours.primary != theirs.primary:
+    over the states that count under both; None where the states, what was known of them, or the
+    metric differ, or either has no tuned policy."""
+    tuned, metric = [tuned_policy(e) for e in (ours, theirs)], ours.primary
+    if None in tuned or _measured(ours) != _measured(theirs):
         return None
-    rows = [e.judged_rows(name, e.primary) for e, name in ((ours, a), (theirs, b))]
-    both = set(rows[0]["state_id"]) & set(rows[1]["state_id"])
-    kept = (r[r["state_id"].isin(both)].groupby("question_id")[ours.primary].mean() for r in rows)
-    return paired_interval(*(means.to_dict() for means in kept))
+    columns = [*dict.fromkeys(("state_id", "question_id", "reward", metric))]
+    frames = [
+        e.frame.loc[e.frame["policy"] == policy, columns].assign(policy=name)
+        for e, policy, name in zip((ours, theirs), tuned, ("ours", "theirs"), strict=True)
+    ]
+    return replace(ours, frame=pd.concat(frames)).difference("ours", "theirs", metric)
+
+
+def _measured(evaluation: Evaluation) -> tuple[Any, ...]:
+    """What must be equal for two runs' values of the primary metric to be paired: what each state
+    showed, the documents that count as known, the metric, and what a reward is made of."""
+    kept = {s["state_id"]: s | {"recorded_discovery": None} for s in evaluation.states}
+    return kept, *_scale(evaluation)
+
+
+def _scale(evaluation: Evaluation) -> tuple[Any, ...]:
+    primary, facts = evaluation.primary, evaluation.facts
+    worth = facts.get("reward_values") if primary.startswith("reward") else None
+    return facts.get("split"), facts.get("known"), primary, evaluation.metrics[primary], worth
 
 
 def _with_holm(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,50 +130,71 @@ def _with_holm(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _by_settings(evaluated: Runs) -> list[list[dict[str, Any]]]:
     """The runs, parted into those that differ by nothing but their seed, and what never touches a
-    run's numbers."""
+    run's numbers; how they were in fact evaluated counts too."""
     defaults = {row.key: row.default for row in RunConfig.describe()}
-    free = (*NOT_CHOICES, "seed", *MAY_CHANGE)
     parted: dict[str, list[dict[str, Any]]] = {}
     for run in evaluated:
         values = defaults | run["parameters"]
-        settled = {k: v for k, v in values.items() if not k.startswith(free)}
-        parted.setdefault(json.dumps(settled, sort_keys=True, default=str), []).append(run)
+        fixed = {
+            k: v for k, v in values.items() if k not in _FREE and not k.startswith(_FREE_SECTIONS)
+        }
+        key = json.dumps([fixed, _scale(run["evaluation"])], sort_keys=True, default=str)
+        parted.setdefault(key, []).append(run)
     return list(parted.values())
 
 
 def _over_seeds(same: Runs) -> list[dict[str, Any]]:
-    """Tuned minus each baseline, averaged over the seeds; none with fewer than two of them."""
-    by_seed = {run["parameters"].get("seed", RunConfig().seed): run for run in same}
-    seeds = dict(sorted(by_seed.items()))
-    if len(seeds) < 2:
+    """Tuned minus each baseline, averaged over the seeds; none of a single run. Where a seed comes
+    twice, the runs are shown and that is said in place of the average."""
+    if len(same) < 2:
         return []
-    first = next(iter(seeds.values()))["evaluation"]
-    tuned = tuned_policy(first)
+    seeds = [run["parameters"].get("seed", RunConfig().seed) for run in same]
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    labels = [f"{s} ({r['name']})" if twice else s for s, r in zip(seeds, same, strict=True)]
+    order = sorted(range(len(same)), key=lambda place: (seeds[place], place))
+    by_seed = {labels[place]: same[place] for place in order}
+    first = same[order[0]]["evaluation"]
     shared = [p for p in first.pairs() if all(p in r["evaluation"].pairs() for r in same)]
-    return [_averaged(seeds, pair) for pair in shared if pair[0] == tuned]
+    tuned = tuned_policy(first)
+    return [_averaged(by_seed, pair, twice) for pair in shared if pair[0] == tuned]
 
 
-def _averaged(seeds: dict[Any, dict[str, Any]], pair: tuple[str, str]) -> dict[str, Any]:
-    first = next(iter(seeds.values()))
+def _averaged(
+    by_seed: dict[Any, dict[str, Any]], pair: tuple[str, str], twice: Sequence[int]
+) -> dict[str, Any]:
+    first = next(iter(by_seed.values()))
     metric = first["evaluation"].primary
-    found = seeds_interval({s: r["evaluation"].paired(*pair, metric) for s, r in seeds.items()})
+    found = seeds_interval({s: r["evaluation"].paired(*pair, metric) for s, r in by_seed.items()})
     a, b = (first["names"].get(name, name) for name in pair)
     title = f"{first['evaluation'].metrics[metric].title}, {a} minus {b}"
+    if twice:
+        found = found._replace(averaged=_NOTHING)
+        sentence = _twice_sentence(title, twice, found)
+    else:
+        sentence = _seeds_sentence(title, found)
     return {
-        "title": title,
+        "title": f"{title} (not averaged)" if twice else title,
         "interval": found,
-        "runs": [run["name"] for run in seeds.values()],
-        "sentence": _seeds_sentence(title, found),
+        "runs": [run["name"] for run in by_seed.values()],
+        "sentence": sentence,
         "picture": picture(
-            lambda: report_plots.forest(_named(found), title, "difference"),
-            f"{title}: {interval_text(found)}, averaged over {len(seeds)} seeds.",
+            lambda: report_plots.forest(_named(found), title, "difference"), sentence
         ),
     }
 
 
 def _named(found: SeedsInterval) -> dict[str, PairedInterval]:
     each = {f"seed {seed}": interval for seed, interval in found.per_seed.items()}
-    return {**each, "averaged": found.averaged}
+    return {**each, "averaged": found.averaged} if found.averaged.n else each
+
+
+def _twice_sentence(title: str, twice: Sequence[int], found: SeedsInterval) -> str:
+    seeds = " and ".join(f"seed {seed}" for seed in twice)
+    verb = "comes" if len(twice) == 1 else "come"
+    return (
+        f"{title}: not averaged over the seeds, since {seeds} {verb} more than once with the same "
+        f"parameters ({', '.join(found.per_seed)}); name one run a seed."
+    )
 
 
 def _seeds_sentence(title: str, found: SeedsInterval) -> str:
@@ -161,7 +207,7 @@ def _seeds_sentence(title: str, found: SeedsInterval) -> str:
 
 
 def _overlaid(runs: Runs, column: str) -> dict[str, str] | None:
-    frames = {run["name"]: pd.DataFrame(run["rows"]) for run in runs}
+    frames = {run["name"]: pd.DataFrame(run["steps"]) for run in runs}
     frames = {n: f for n, f in frames.items() if column in f and f[column].notna().any()}
     if len(frames) < 2:
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.results.evaluate import load_evaluation
+from rlkit.results.evaluate import Evaluation, load_evaluation
 from rlkit.results.report import write_report
 from rlkit.results.report_runs import compare, differing, side_by_side
 from rlkit.results.statistics import paired_interval
@@ -21,10 +21,10 @@ def report(seed_runs: list[Path]) -> str:
     return write_report(*seed_runs, now=NOON).read_text(encoding="utf-8")
 
 
-def run_of(name: str, evaluation, rows=(), **parameters) -> dict:
+def run_of(name: str, evaluation, steps=(), **parameters) -> dict:
     """As much of a run's content as stands side by side."""
     return {
-        "name": name, "parameters": parameters, "lineage": None, "rows": list(rows),
+        "name": name, "parameters": parameters, "lineage": None, "steps": list(steps),
         "evaluation": evaluation, "names": evaluation.names if evaluation else {},
     }  # fmt: skip
 
@@ -70,7 +70,42 @@ def test_runs_with_other_parameters_are_not_averaged(seed_runs) -> None:
     one = run_of("one", evaluation, seed=7, **{"grpo.beta": 1})
     two = run_of("two", evaluation, seed=8, **{"grpo.beta": 2})
     assert side_by_side([one, two])["seeds"] == []
-    assert side_by_side([one, one])["seeds"] == []  # one seed is no average
+    assert side_by_side([one])["seeds"] == []  # one seed is no average
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "same"),
+    [
+        ("training.max_steps", 40, False), ("training.num_epochs", 9, False),
+        ("evaluation.checkpoint", "best", False), ("evaluation.split", "dev", False),
+        ("evaluation.max_states", 8, False), ("evaluation.batch_size", 1, True),
+        ("evaluation.cache", False, True), ("training.resume", False, True),
+        ("model.vllm_base_url", "http://127.0.0.1:9/v1", True),
+        ("monitoring.use_wandb", True, True), ("merge.dtype", "float32", True),
+    ],
+)  # fmt: skip
+def test_seeds_alone_differ_where_numbers_cannot(seed_runs, key, value, same) -> None:
+    evaluation = load_evaluation(seed_runs[0] / "evaluation.json")
+    runs = [run_of("one", evaluation, seed=7), run_of("two", evaluation, seed=8, **{key: value})]
+    assert bool(side_by_side(runs)["seeds"]) == same
+
+
+def test_runs_that_were_evaluated_on_other_splits_are_not_averaged(seed_runs) -> None:
+    evaluation = load_evaluation(seed_runs[0] / "evaluation.json")
+    dev = replace(evaluation, facts=evaluation.facts | {"split": "dev"})
+    assert side_by_side([run_of("a", evaluation, seed=7), run_of("b", dev, seed=8)])["seeds"] == []
+
+
+def test_a_seed_that_comes_twice_is_said_and_not_averaged(seed_runs) -> None:
+    one, two = (load_evaluation(folder / "evaluation.json") for folder in seed_runs)
+    runs = [run_of("c", one, seed=8), run_of("a", one, seed=7), run_of("b", two, seed=7)]
+    (found,) = side_by_side(runs)["seeds"]
+    assert found["interval"].averaged.mean is None and found["runs"] == ["a", "b", "c"]
+    assert "not averaged over the seeds, since seed 7 comes more than once" in found["sentence"]
+    assert "(7 (a), 7 (b), 8 (c))" in found["sentence"]
+    assert found["interval"].per_seed["7 (b)"] == two.difference(
+        "tuned", "untouched", "discovery_rate"
+    )
 
 
 def test_runs_are_compared_on_the_same_states_only(seed_runs) -> None:
@@ -80,6 +115,49 @@ def test_runs_are_compared_on_the_same_states_only(seed_runs) -> None:
     assert compare(replace(second, states=second.states[:-1]), first) is None
     (row,) = side_by_side([run_of("one", first), run_of("two", second)])["between"]
     assert row["interval"].mean < 0 and row["holm"] == row["interval"].p
+
+
+def test_states_pair_by_what_they_showed_and_not_by_their_names(seed_runs) -> None:
+    one, two = (load_evaluation(folder / "evaluation.json") for folder in seed_runs)
+    seen = one.states[0]["n_seen"]
+    other = replace(one, states=({**one.states[0], "n_seen": seen + 1}, *one.states[1:]))
+    assert compare(two, other) is None
+    for fact in ({"known": "recorded"}, {"split": "dev"}):
+        assert compare(two, replace(one, facts=one.facts | fact)) is None
+    turned = replace(one, states=one.states[::-1])
+    assert compare(two, turned) == compare(two, one) is not None
+    runs = [run_of("first", one), run_of("second", two), run_of("third", other)]
+    paired, unlike = side_by_side(runs)["between"]
+    assert paired["run"]["name"] == "second" and paired["interval"].n == 32
+    assert unlike["run"]["name"].startswith("third (cannot be compared: other states")
+    assert unlike["interval"].n == 0
+    assert side_by_side(runs[::2])["between"] == []
+
+
+def test_reward_values_must_agree_only_where_rewards_are_compared(seed_runs) -> None:
+    one, two = (load_evaluation(folder / "evaluation.json") for folder in seed_runs)
+    dearer = {"reward_values": one.facts["reward_values"] | {"local_new": 0.5}}
+    assert compare(two, replace(one, facts=one.facts | dearer)) == compare(two, one)
+    reward = {"primary": "reward"}
+    two = replace(two, facts=two.facts | reward)
+    assert compare(two, replace(one, facts=one.facts | reward)).n == 36
+    assert compare(two, replace(one, facts=one.facts | reward | dearer)) is None
+
+
+def test_the_difference_between_runs_is_that_of_their_questions() -> None:
+    """q1: 1 - 0.5; q2: (1 + 0) / 2 - (0 + 1) / 2; q3 was judged under one of them only."""
+    states = [{"state_id": s, "question_id": s[:2]} for s in ("q1a", "q2a", "q2b", "q3a")]
+    facts = {"metrics": {"score": ["Score", "per state", True]}, "primary": "score"}
+
+    def evaluation(policy: str, *scores: float | None) -> Evaluation:
+        rows = [
+            s | {"policy": policy, "score": v, "reward": v, "completion": ""}
+            for s, v in zip(states, scores, strict=True)
+        ]
+        return Evaluation.of(rows, states, facts)
+
+    found = compare(evaluation("tuned", 1, 1, 0, 1), evaluation("best", 0.5, 0, 1, None))
+    assert (found.n, found.mean, found.non_zero) == (2, 0.25, 1)
 
 
 def test_runs_without_evaluation_or_steps_have_a_page_that_says_so(tmp_path: Path) -> None:
