@@ -89,9 +89,10 @@ def time_and_cost(run: Run, metrics: Sequence[dict[str, Any]]) -> list[tuple[str
         found = read_json(updates)
         text = f"{_clock(_sum(found, 'seconds'))} for {len(found)} updates"
         rows.append(("Warm start", f"{text}, {_sum(found, 'tokens'):,.0f} tokens learnt from"))
-    hits = [r["verdict_cache_hit_rate"] for r in metrics if r.get("verdict_cache_hit_rate")]
+    rates = [row.get("verdict_cache_hit_rate") for row in metrics]
+    hits = [rate for rate in rates if rate is not None]
     if hits:
-        text = f"{1 - sum(hits) / len(hits):.0%} of the documents looked up (n = {len(hits)} steps)"
+        text = f"{1 - sum(hits) / len(hits):.0%} of those looked up, mean over {len(hits)} steps"
         rows.append(("Documents that the judge had to label", text))
     return rows
 
