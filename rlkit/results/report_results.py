@@ -16,7 +16,7 @@ from rlkit.results.statistics import Interval, interval_text, share_test
 from rlkit.results.story import headline, known_text, pick_cases, tuned_policy
 
 _CASES = 2  # wins, and as many losses
-_NOT_PARTS = ("hops", "round", "unjudged", "documents_read", "n_clues", "difficulty", "sample")
+_NOT_PARTS = ("hops", "round", "unjudged", "documents_read")
 
 
 def results(evaluation: Evaluation) -> dict[str, Any]:
