@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from rlkit.results.evaluation import Evaluation
 from rlkit.results.plots import CURVES
@@ -89,9 +90,10 @@ def habits_over_steps(rollouts: str | Path) -> pd.DataFrame:
     for path in Path(rollouts).glob("step-*.parquet"):
         number = path.stem.removeprefix("step-")
         if number.isdigit():
-            frame = pd.read_parquet(path)
-            kept = habits(frame[[name for name in _NEEDED if name in frame]])
-            rows.append({"step": int(number), "actions": len(frame), **kept.mean().to_dict()})
+            with pq.ParquetFile(path) as file:
+                names = [name for name in file.schema_arrow.names if name in _NEEDED]
+                kept, n = habits(file.read(names).to_pandas()), file.metadata.num_rows
+            rows.append({"step": int(number), "actions": n, **kept.mean().to_dict()})
     return pd.DataFrame(sorted(rows, key=lambda row: row["step"]))
 
 

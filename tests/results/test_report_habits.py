@@ -6,6 +6,7 @@ from math import isnan
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from rlkit.results.report_habits import habit_intervals, habit_table, habits, habits_over_steps
@@ -45,6 +46,20 @@ def test_steps_are_in_order_and_hold_the_means_of_their_actions(tmp_path: Path) 
     assert found["n_clues"].tolist() == [2.0, 10.0]
     assert found["only_seen"].tolist() == pytest.approx([1 / 3] * 2)
     assert habits_over_steps(tmp_path / "nowhere").empty
+
+
+def test_columns_that_no_habit_needs_are_never_read(tmp_path: Path) -> None:
+    path = tmp_path / "step-1.parquet"
+    ROWS.assign(completion=["long", "longer", "longest"]).to_parquet(path, compression=None)
+    group = pq.read_metadata(path).row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    (column,) = [c for c in columns if c.path_in_schema == "completion"]
+    start, size = column.dictionary_page_offset, column.total_compressed_size
+    content = path.read_bytes()
+    path.write_bytes(content[:start] + b"\xff" * size + content[start + size :])
+    with pytest.raises(OSError):
+        pd.read_parquet(path)
+    assert habits_over_steps(tmp_path)["n_clues"].tolist() == [1.0]
 
 
 def test_each_policy_has_its_mean_over_questions_with_interval(toy_evaluation) -> None:
