@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import matplotlib
@@ -123,11 +123,11 @@ def metric_by_policy(evaluation: Evaluation, metric: str | None = None) -> Figur
     questions, 95 % interval, each question a dot."""
     names, metric = evaluation.policies, metric or evaluation.primary
     figure, (ax,) = new_figure(5.2, 1.4 + 0.55 * max(1, len(names)))
-    n = 0
+    counts = []
     for place, name in enumerate(names):
         values = sorted(evaluation.question_values(name, metric).values())
         interval = evaluation.interval(name, metric)
-        n = max(n, interval.n)
+        counts.append(interval.n)
         _spread(ax, values, place)
         if interval.mean is not None:
             _interval_bar(ax, interval, place)
@@ -136,7 +136,7 @@ def metric_by_policy(evaluation: Evaluation, metric: str | None = None) -> Figur
     title, unit, _, share = evaluation.metrics[metric]
     if unit.startswith("share"):
         ax.set_xlim(-0.04, 1.04)
-    label_axes(ax, f"{title} by policy (n = {n} questions)", unit)
+    label_axes(ax, f"{title} by policy ({n_text(counts)} questions)", unit)
     kind = "exact" if share else "Student's t"
     figure.supxlabel(f"dots: questions · diamond: mean · line: 95 % interval ({kind})", size=8)
     return figure
@@ -151,11 +151,12 @@ def reward_components(evaluation: Evaluation) -> Figure:
     values = evaluation.facts.get("reward_values")
     names = [name for name in evaluation.policies if _has_parts(evaluation, name)]
     figure, (ax,) = new_figure(5.2, 1.9 + 0.5 * max(1, len(names)))
-    right, left = np.zeros(len(names)), np.zeros(len(names))
+    right, left, counts = np.zeros(len(names)), np.zeros(len(names)), []
     for part in REWARD_PARTS:
         worth = values[part] if values else 1.0
-        means = [part_interval(evaluation, name, part).mean or 0.0 for name in names]
-        sizes = worth * np.array(means)
+        found = [part_interval(evaluation, name, part) for name in names]
+        counts += [interval.n for interval in found]
+        sizes = worth * np.array([interval.mean or 0.0 for interval in found])
         starts = np.where(sizes >= 0, right, left)
         ax.barh(
             range(len(names)), sizes, left=starts, height=0.62, color=PART_COLOURS[part],
@@ -166,7 +167,7 @@ def reward_components(evaluation: Evaluation) -> Figure:
     ax.invert_yaxis()
     ax.axvline(0, color=GREY, linewidth=0.8)
     unit = "reward per action" if values else "documents per action"
-    label_axes(ax, f"What the reward is made of (n = {evaluation.n_questions} questions)", unit)
+    label_axes(ax, f"What the reward is made of ({n_text(counts)} questions)", unit)
     if names:
         figure.legend(loc="outside lower center", ncols=3, fontsize=7)
     else:
@@ -210,6 +211,13 @@ def _has_parts(evaluation: Evaluation, policy: str) -> bool:
     if not set(REWARD_PARTS) <= set(frame.columns):
         return False
     return bool(frame.loc[frame["policy"] == policy, list(REWARD_PARTS)].notna().all(axis=None))
+
+
+def n_text(counts: Iterable[int]) -> str:
+    """`n = 32`, or `n = 20 to 32` where policies have different numbers of questions."""
+    counts = [*counts] or [0]
+    low, high = min(counts), max(counts)
+    return f"n = {high}" if low == high else f"n = {low} to {high}"
 
 
 def new_figure(width: float, height: float, down: int = 1, across: int = 1) -> tuple[Figure, list]:

@@ -24,9 +24,10 @@ from rlkit.results.plots import (
     PINK,
     SKY,
     label_axes,
+    n_text,
     new_figure,
 )
-from rlkit.results.statistics import Interval, PairedInterval, SeedsInterval
+from rlkit.results.statistics import Interval, PairedInterval, SeedsInterval, interval_text
 
 # columns that an evaluation is told by, in words
 GROUPS = {"hops": "number of hops", "round": "round", "difficulty": "recorded difficulty"}
@@ -42,6 +43,17 @@ def by_group(evaluation: Evaluation, column: str) -> dict[Any, dict[str, Interva
     return found
 
 
+def group_table(evaluation: Evaluation, column: str) -> pd.DataFrame:
+    """`by_group` to read: a row a policy, a column a value, each cell with interval and n."""
+    groups, names = by_group(evaluation, column), evaluation.names
+    return pd.DataFrame(
+        {
+            value: {names.get(policy, policy): interval_text(i) for policy, i in row.items()}
+            for value, row in groups.items()
+        }
+    ).rename_axis(columns=column)
+
+
 def metric_by(evaluation: Evaluation, column: str) -> Figure:
     """The primary metric of each policy by one of `GROUPS`: means with 95 % intervals."""
     found = by_group(evaluation, column)
@@ -52,8 +64,7 @@ def metric_by(evaluation: Evaluation, column: str) -> Figure:
         shift = (place - (len(policies) - 1) / 2) * 0.7 / len(policies)
         known = [(x, found[value][policy]) for x, value in enumerate(values)]
         _points(ax, [(x + shift, i) for x, i in known], place, evaluation.names.get(policy, policy))
-    counts = [max((i.n for i in found[value].values()), default=0) for value in values]
-    labels = [f"{value}\nn = {n}" for value, n in zip(values, counts, strict=True)]
+    labels = [f"{value}\n{n_text(i.n for i in found[value].values())}" for value in values]
     ax.set_xticks(range(len(values)), labels)
     label_axes(
         ax, f"{title} by {GROUPS.get(column, column)}", "n: questions · lines: 95 % intervals"

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from rlkit.results import plots
+from rlkit.results import plots, report_plots
 from rlkit.results.evaluate import REWARD_PARTS, Evaluation
 
 METRICS = pd.DataFrame(
@@ -60,6 +60,31 @@ def test_components_fall_back_to_numbers_of_documents(toy_evaluation: Evaluation
     frame = toy_evaluation.frame.drop(columns=list(REWARD_PARTS))
     bare = plots.reward_components(replace(toy_evaluation, frame=frame))
     assert bare.axes[0].texts[0].get_text() == "no counts of documents"
+
+
+def test_where_policies_have_other_numbers_of_questions_n_is_a_range(
+    toy_evaluation: Evaluation,
+) -> None:
+    """Of 36 questions 4 have nothing missing, in round 2 further 8; q1 is unjudged under one."""
+    frame = toy_evaluation.frame.copy()
+    frame.loc[(frame["policy"] == "tuned") & (frame["question_id"] == "q1"), "reward"] = None
+    evaluation = replace(toy_evaluation, frame=frame)
+    assert titles(plots.metric_by_policy(evaluation)) == [
+        "Discovery rate by policy (n = 31 to 32 questions)"
+    ]
+    (title,) = titles(plots.reward_components(evaluation))
+    assert title == "What the reward is made of (n = 35 to 36 questions)"
+    (title,) = titles(plots.reward_components(toy_evaluation))
+    assert title == "What the reward is made of (n = 36 questions)"
+    ticks = report_plots.metric_by(evaluation, "round").axes[0].get_xticklabels()
+    assert [t.get_text() for t in ticks] == ["1\nn = 31 to 32", "2\nn = 23 to 24"]
+    table = report_plots.group_table(evaluation, "round")
+    assert [table.loc["tuned Executor", r].rpartition(", ")[2] for r in (1, 2)] == [
+        "n = 31", "n = 23",
+    ]  # fmt: skip
+    assert table.loc["oracle", 1] == "1.00 [1.00, 1.00], n = 32"
+    nothing = replace(toy_evaluation, states=())
+    assert report_plots.group_table(nothing, "round").empty
 
 
 def test_differences_are_sorted_and_their_mean_is_drawn(toy_evaluation: Evaluation) -> None:
