@@ -1,5 +1,6 @@
-"""An evaluation in parts: by number of hops, by round, by how hard the question was for whoever
-recorded it; and what several sampled actions a state come to, on average and at best."""
+"""An evaluation in parts: by number of hops, by round, by how hard a question's evaluated states
+were for whoever recorded it; and what several sampled actions a state come to, on average and at
+best."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def question_interval(values: Iterable[float], share: bool) -> Interval:
 def difficulty(states: Sequence[dict[str, Any]]) -> dict[str, str]:
     """By question: `hard` where its recorded rounds found none of the documents that were missing
     in these states, `easy` where they found all, else `middle`. It is the mean recorded discovery
-    by which `data.split: hard_first` sorts; a question without a record is left out."""
+    of the evaluated states, which may be fewer than the question has (`evaluation.max_states`), by
+    which `data.split: hard_first` sorts; a question without a record is left out."""
     rates: dict[str, list[float]] = {}
     for state in states:
         if (rate := state.get("recorded_discovery")) is not None:
@@ -38,8 +40,9 @@ def by(evaluation: Any, column: str, metric: str | None = None) -> pd.DataFrame:
     """One row a policy and group: policy, metric, the column, mean, low, high, n_questions,
     n_states. The mean is over questions, each one's being over its states in the group.
 
-    `column` is `difficulty` or a column of the states (`hops`, `round`, `n_missing`, ...);
-    `metric` the primary one where none is named. Raises DataError for another column or metric.
+    `column` is `difficulty` or a column of the states (`hops`, `round`, `n_missing`, ...) that
+    holds no lists; `metric` the primary one where none is named. Raises DataError for another
+    column or metric.
     """
     metric = metric or evaluation.primary
     if metric not in evaluation.metrics:
@@ -65,11 +68,14 @@ def _groups(states: Sequence[dict[str, Any]], column: str) -> dict[str, Any]:
     if column == "difficulty":
         known = difficulty(states)
         found = {s["state_id"]: known.get(s["question_id"]) for s in states}
-    elif not states or column in states[0]:
-        found = {s["state_id"]: s[column] for s in states}
     else:
-        allowed = ["difficulty", *states[0]]
-        raise DataError(f"the states have no {column!r}; choose one of {', '.join(allowed)}.")
+        lists = {name for s in states for name, value in s.items() if isinstance(value, list)}
+        allowed = [name for name in (states[0] if states else [column]) if name not in lists]
+        if column not in allowed:
+            what = "cannot be grouped by" if column in lists else "have no"
+            names = ", ".join(["difficulty", *allowed])
+            raise DataError(f"the states {what} {column!r}; choose one of {names}.")
+        found = {s["state_id"]: s[column] for s in states}
     return {state: value for state, value in found.items() if value is not None}
 
 

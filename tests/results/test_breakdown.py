@@ -67,6 +67,14 @@ def test_unknown_columns_and_metrics_are_named() -> None:
         evaluated().by("hops", "speed")
 
 
+def test_columns_that_hold_lists_are_refused_and_not_offered() -> None:
+    states = [{**one, "missing": ["d1"]} for one in STATES]
+    evaluation = Evaluation.of([row("p", "a1", 1, 0.2)], states, {})
+    with pytest.raises(DataError, match="cannot be grouped by 'missing'; choose one of") as told:
+        evaluation.by("missing")
+    assert "n_missing" in str(told.value) and ", missing" not in str(told.value)
+
+
 def test_mean_and_best_of_k_are_of_a_states_samples_then_of_a_questions_states() -> None:
     drawn = {"a1": (1, 3), "a2": (2, 2), "b1": (0, None)}
     samples = [
