@@ -1,10 +1,10 @@
 """What policies wrote, kept by content in a run's `answers_cache/`, so that a second evaluation
 costs nothing and a new checkpoint costs only itself.
 
-One JSONL file an author (`Author`: the base model's and the adapter's content, precision, and
-versions; of a server its address and model name), named by the hash of that. Its first line tells
-who it is, each further one holds the key of what was asked (`answer_key`: chat messages and how it
-was decoded), the answer, and a checksum. `docs/formats.md` describes it.
+One JSONL file an author (the base model's and the adapter's content, precision, and versions),
+named by the hash of that. Its first line tells who it is, each further one holds the key of what
+was asked (chat messages and how it was decoded), the answer, and a checksum. `docs/formats.md`
+describes it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from rlkit.files import append_line, write_bytes
 
 SCHEMA = 1
 FOLDER = "answers_cache"
+# To be raised whenever the same model would answer otherwise: when sampling, decoding, the encoding
+# of prompts, or the end tokens change (rlkit/training: sampling, text, policy).
+DECODING = 1
 Log = Callable[[str], None]
 
 
@@ -47,11 +51,22 @@ class Answers:
     def put(self, answers: Mapping[str, str]) -> None:
         """Keep answers, so that they outlive this process, however it ends."""
         with self._alone():
-            if not self.path.exists():
-                append_line(self.path, json.dumps(self.author))
+            self._begin()
             for key, text in answers.items():
                 append_line(self.path, _line(key, text))
         self._all().update(answers)
+
+    def _begin(self) -> None:
+        """Make sure that the author's line is there, and cut off half a last line, whose writer
+        was killed, so that nothing is appended to it."""
+        with open(self.path, "a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                size = file.truncate(file.read().rfind(b"\n") + 1)
+        if size == 0:
+            append_line(self.path, json.dumps(self.author))
 
     def _all(self) -> dict[str, str]:
         if self._known is None:
@@ -61,26 +76,32 @@ class Answers:
 
     def _read(self) -> dict[str, str]:
         """Every whole answer. Half a last line, whose writer was killed, is cut off; a file that
-        is damaged elsewhere is set aside, and its whole lines go on in a new one."""
+        is damaged elsewhere is set aside, and its whole lines go on in a new one: its name tells
+        whose they are, unless its first line names another author."""
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        rows = [_row(raw) for raw in whole.splitlines()[1:]]
-        known = dict(row for row in rows if row is not None)
-        lost = rows.count(None)
-        if lost:
-            names = (
-                self.path.with_name(f"{self.path.name}.damaged-{n}") for n in itertools.count(1)
-            )
-            aside = next(name for name in names if not name.exists())
-            self.path.rename(aside)
-            self.log(
-                f"{self.path} is damaged and was set aside as {aside.name}; {len(known)} of "
-                f"{len(rows)} answers in it are whole and kept, the others are asked for anew."
-            )
-        if lost or len(whole) < len(content):
-            lines = [json.dumps(self.author), *(_line(*item) for item in known.items())]
-            write_bytes(self.path, "".join(f"{line}\n" for line in lines).encode("ascii"))
+        lines = whole.splitlines()
+        author = _author(lines[0]) if lines else self.author
+        foreign = author is not None and content_key(author) != content_key(self.author)
+        rows = [_row(raw) for raw in lines]
+        rows = rows if author is None and rows[0] else rows[1:]  # the author's line may lack
+        known = {} if foreign else dict(row for row in rows if row is not None)
+        if damaged := foreign or author is None or None in rows:
+            what = "is of another model" if foreign else "is damaged"
+            self._set_aside(what, f"{len(known)} of {len(rows)}")
+        if damaged or len(whole) < len(content):
+            written = [json.dumps(self.author), *(_line(*item) for item in known.items())]
+            write_bytes(self.path, "".join(f"{line}\n" for line in written).encode("ascii"))
         return known
+
+    def _set_aside(self, what: str, kept: str) -> None:
+        names = (self.path.with_name(f"{self.path.name}.damaged-{n}") for n in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        self.path.rename(aside)
+        self.log(
+            f"{self.path} {what} and was set aside as {aside.name}; {kept} answers in it are whole "
+            "and kept, the others are asked for anew."
+        )
 
     def _alone(self) -> filelock.BaseFileLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +110,15 @@ class Answers:
 
 def _line(key: str, text: str) -> str:
     return json.dumps({"key": key, "answer": text, "sum": content_key([key, text])[:16]})
+
+
+def _author(raw: bytes) -> dict[str, Any] | None:
+    """The author that a line tells; None where it tells none."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and "schema" in found else None
 
 
 def _row(raw: bytes) -> tuple[str, str] | None:

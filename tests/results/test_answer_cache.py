@@ -88,6 +88,50 @@ def test_a_damaged_file_is_set_aside_and_its_whole_answers_go_on(tmp_path: Path)
     assert path.with_name(f"{path.name}.damaged-1").read_bytes() == damaged
 
 
+def test_nothing_is_appended_to_half_a_line_that_another_writer_left_behind(tmp_path: Path) -> None:
+    reader = cached(tmp_path)
+    reader.write_batch(STATES[:1])  # holds the file in memory from now on
+    path = reader.answers.path
+    path.write_bytes(path.read_bytes() + b'{"key": "12", "ans')  # another process, killed
+    reader.write_batch(STATES[1:])
+    said: list[str] = []
+    again = cached(tmp_path, log=said.append)
+    again.write_batch(STATES)
+    assert again.policy.asked == [] and said == []
+    path.write_bytes(b'{"schema": 1, "mod')  # killed in the author's line
+    reader.answers.put({"key": "answer"})
+    assert [*map(json.loads, path.read_text().splitlines())][0] == reader.answers.author
+    assert cached(tmp_path).answers.get("key") == "answer"
+
+
+@pytest.mark.parametrize("first", [None, b'{"schema": 1, "model": "01'])
+def test_a_file_that_lost_its_first_line_keeps_its_answers_since_its_name_tells_whose_they_are(
+    tmp_path: Path, first: bytes | None
+) -> None:
+    policy = cached(tmp_path)
+    policy.write_batch(STATES)
+    path = policy.answers.path
+    rows = path.read_bytes().splitlines()[1:]
+    path.write_bytes(b"".join(line + b"\n" for line in ([first] if first else []) + rows))
+    said: list[str] = []
+    again = cached(tmp_path, said.append)
+    again.write_batch(STATES)
+    assert again.policy.asked == []
+    assert "damaged-1" in said[0] and "3 of 3 answers" in said[0]
+    assert json.loads(path.read_bytes().splitlines()[0]) == again.answers.author
+
+
+def test_no_answer_is_taken_from_a_file_of_another_author(tmp_path: Path) -> None:
+    other = cached(tmp_path, author={**AUTHOR, "adapter": "45"})
+    other.write_batch(STATES)
+    said: list[str] = []
+    mine = cached(tmp_path, said.append)
+    other.answers.path.rename(mine.answers.path)
+    mine.write_batch(STATES)
+    assert mine.policy.asked == ["a", "b", "c"]
+    assert "is of another model" in said[0] and "0 of 3 answers" in said[0]
+
+
 def test_more_samples_cost_only_the_rest(tmp_path: Path) -> None:
     def sampler(seed: int = 7) -> CachedSampler:
         answers = Answers(tmp_path, AUTHOR)
