@@ -393,7 +393,11 @@ class EvaluationSection(Section):
         ge=0,
         le=256,
     )
-    cache: bool = key(True, "keep what models answer, so that it is not written a second time")
+    cache: bool = key(
+        True,
+        "keep what models answer, so that it is not written a second time; never of served, whose "
+        "weights nobody can tell",
+    )
 
 
 class SftSection(Section):

@@ -35,8 +35,9 @@ def chosen_folders(
     which: str | None = "newest",
     more: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """{policy name: folder}: the first checkpoint is `tuned`; further ones, and whole models such
-    as merged ones, keep their folders' names. A folder that is named twice counts once.
+    """{policy name: folder}: the first checkpoint is `tuned`, unless none is given and `which` is
+    None; further ones, and whole models such as merged ones, keep their folders' names. A folder
+    that is named twice counts once.
 
     Without any given, and not for `baseline` alone: the run's newest or best (`which`), and
     `more`. Words are `newest`, `best` and `all`, the newest first. Raises RunError where a word
@@ -46,6 +47,7 @@ def chosen_folders(
     words = list(asked)
     if not given and not baseline and which and run.checkpoints_folder.is_dir():
         words.insert(0, which)
+    tuned = bool(given or which)
     found: dict[str, Path] = {}
     for word in words:
         folders = _folders_of(word, run, log)
@@ -53,7 +55,7 @@ def chosen_folders(
             raise RunError(f"{run.folder} has no checkpoint yet, so none is the {word}; train it.")
         for folder in folders:
             if folder.resolve() not in {there.resolve() for there in found.values()}:
-                found[_name(folder, found)] = folder
+                found[_name(folder, found, tuned)] = folder
     return found
 
 
@@ -81,8 +83,8 @@ def _whole(folder: Path, log: Log) -> bool:
     return True
 
 
-def _name(folder: Path, found: Mapping[str, Path]) -> str:
-    if "tuned" not in found and not is_model_folder(folder):
+def _name(folder: Path, found: Mapping[str, Path], tuned: bool) -> str:
+    if tuned and "tuned" not in found and not is_model_folder(folder):
         return "tuned"
     return _free_name(folder, found)
 

@@ -70,7 +70,11 @@ def evaluate_run(
         progress=progress or progress_lines(log),
     )
     _tell_what_was_found(policies, log)
-    played = {name: _played(folder, run) for name, folder in folders.items() if name in policies}
+    played = {
+        name: {**_played(folder, run), "precision": _player(policies[name]).precision}
+        for name, folder in folders.items()
+        if name in policies
+    }
     if played:
         evaluation.facts["adapters"] = played
     _keep(evaluation, run, log)
@@ -82,6 +86,10 @@ def _tell_what_was_found(policies: Mapping[str, Any], log: Callable[[str], None]
     if kept:
         told = ", ".join(f"{name} {p.found} of {p.found + p.asked}" for name, p in kept.items())
         log(f"evaluation: answers kept from before: {told}")
+
+
+def _player(policy: Any) -> Any:
+    return policy.policy if isinstance(policy, CachedPolicy) else policy
 
 
 def _played(folder: Path, run: Run) -> dict[str, Any]:

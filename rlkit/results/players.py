@@ -4,7 +4,6 @@ when the first of them must write, and not at all where every answer is kept alr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from rlkit.agents.executor import build_policy
-from rlkit.agents.llm_faults import Secrets
 from rlkit.agents.prompt import build_messages
 from rlkit.library.corpus import Corpus
-from rlkit.results.answer_cache import Answers, CachedPolicy, CachedSampler
+from rlkit.results.answer_cache import DECODING, Answers, CachedSampler
 from rlkit.results.chosen import warm_start_of
 from rlkit.results.model_content import adapter_content, is_model_folder, model_content
 from rlkit.run import Run
@@ -23,7 +21,7 @@ from rlkit.training.adapters import REFERENCE, add_adapter, using_adapter
 from rlkit.training.loop import load_model
 from rlkit.training.models import resolve_base_model
 from rlkit.training.policy import ModelPolicy, load_base_model, prompt_counter
-from rlkit.training.precision import choose_precision
+from rlkit.training.precision import Precision, choose_precision
 from rlkit.training.sampling import sample_actions, uniform_numbers
 from rlkit.training.text import decode, end_ids
 
@@ -60,10 +58,13 @@ class Player:
         adapter: str | None,
         alone: bool = False,
         label: str | None = None,
+        precision: str = "",
     ) -> None:
-        """`alone`: nobody else plays this model, so that it is freed once all is written."""
+        """`alone`: nobody else plays this model, so that it is freed once all is written.
+        `precision` says in which one it computes."""
         self.config, self.loaded, self.prompt = config, loaded, prompt
         self.adapter, self.alone, self.label = adapter, alone, label
+        self.precision = precision
 
     def write(self, state: Any) -> str:
         """The greedy completion for one state."""
@@ -132,7 +133,7 @@ def build_policies(
     than `untouched` and `warm_start`.
 
     Prompts are those of `task`; without one, the Executor's prompt of `config`. With `cache`, a
-    folder, what models and `served` answer is kept there.
+    folder, what models answer is kept there; never of `served`, whose weights nobody can tell.
     """
     return _Builder(config, run, folders, corpus, task, log, cache).build(names)
 
@@ -163,64 +164,56 @@ class _Builder:
         played = {"untouched", "warm_start", *self.adapters, *self.models}
         if self.task is not None and played & {*names}:
             self.task.count_tokens = self.count_tokens  # as training measures
-        return {
-            name: self._player(name) if name in played else self._without_model(name)
-            for name in names
-        }
+        return {name: self._policy(name, name in played) for name in names}
 
-    def _player(self, name: str) -> Any:
+    def _policy(self, name: str, played: bool) -> Any:
+        if not played:
+            return build_policy(name, self.config, self.corpus, self.count_tokens)
+        precision = self._precision(name in self.models)
+        said = str(precision.dtype).removeprefix("torch.")
+        said += ", 4-bit weights" if precision.four_bit else ""
         if name in self.models:
             folder = self.models[name]
             loaded = Loaded(lambda: self._load_whole(folder))
-            player = Player(self.config, loaded, self._prompt, None, True, _label(folder))
-            return self._kept(player, folder, None)
+            player = Player(self.config, loaded, self._prompt, None, True, _label(folder), said)
+            return self._kept(player, folder, None, precision)
         own = {"untouched": (None, None), "warm_start": (REFERENCE, self.warm_start)}
         adapter, folder = own.get(name) or (name, self.adapters[name])
         label = None if name in own else _label(folder)
-        player = Player(self.config, self.base, self._prompt, adapter, False, label)
-        return self._kept(player, resolve_base_model(self.config.model.base_model_path), folder)
+        player = Player(self.config, self.base, self._prompt, adapter, False, label, said)
+        base = resolve_base_model(self.config.model.base_model_path)
+        return self._kept(player, base, folder, precision)
 
-    def _without_model(self, name: str) -> Any:
-        executor = self.config.executor
-        if name != "served" or self.cache is None or self.task is None:
-            return build_policy(name, self.config, self.corpus, self.count_tokens)
-        served = Served(lambda: build_policy(name, self.config, self.corpus, self.count_tokens))
-        self.task.count_tokens = self.count_tokens
-        address = Secrets(executor.served_url or self.config.model.vllm_base_url).address
-        author = {"address": address, "model": executor.served_model or served.policy().label}
-        return CachedPolicy(served, self._answers(author), self._prompt, self._decoding())
+    def _precision(self, whole: bool) -> Precision:
+        """Where and how it computes. A whole model is what is shipped: it is not quantised."""
+        model = self.config.model
+        exact = model.dtype == "auto" and not self.config.lora.enabled and not whole
+        dtype, four_bit = "float32" if exact else model.dtype, model.load_in_4bit and not whole
+        return choose_precision(model.device, dtype, four_bit)
 
     def _prompt(self, state: Any) -> Any:
         if self.task is not None:
             return self.task.prompt(state)
         return build_messages(state, self.config.executor, self.config.search, self.count_tokens)
 
-    def _kept(self, player: Player, base: str | Path, folder: Path | None) -> Any:
+    def _kept(
+        self, player: Player, base: str | Path, folder: Path | None, precision: Precision
+    ) -> Any:
         """The player, its answers kept where they are to be kept."""
         if self.cache is None:
             return player
-        grpo, model = self.config.grpo, self.config.model
-        exact = model.dtype == "auto" and not self.config.lora.enabled and not player.alone
-        precision = choose_precision(
-            model.device, "float32" if exact else model.dtype, model.load_in_4bit
-        )
+        config, packages = self.config, (*VERSIONS, *["bitsandbytes"] * precision.four_bit)
         author = {
             "model": self._content_of_base(base, player.loaded),
             "adapter": None if folder is None else _content(folder),
             "computed": [precision.device, str(precision.dtype), precision.four_bit],
-            "versions": {name: metadata.version(name) for name in VERSIONS},
+            "versions": {name: metadata.version(name) for name in packages},
+            "decoding": DECODING,
         }
-        sampling = {"temperature": grpo.temperature, "seed": self.config.seed}
-        return CachedSampler(
-            player, self._answers(author), self._prompt, self._decoding(), sampling
-        )
-
-    def _answers(self, author: Mapping[str, Any]) -> Answers:
-        return Answers(self.cache, author, self.log)
-
-    def _decoding(self) -> dict[str, Any]:
-        config = self.config
-        return {"max": config.grpo.max_new_tokens, "thinking": config.model.enable_thinking}
+        answers = Answers(self.cache, author, self.log)
+        decoding = {"max": config.grpo.max_new_tokens, "thinking": config.model.enable_thinking}
+        sampling = {"temperature": config.grpo.temperature, "seed": config.seed}
+        return CachedSampler(player, answers, self._prompt, decoding, sampling)
 
     def _content_of_base(self, base: str | Path, loaded: Loaded) -> str:
         if (folder := _local_folder(base)) is None:  # of the hub: loading fetches it
@@ -241,20 +234,9 @@ class _Builder:
 
     def _load_whole(self, folder: Path) -> tuple[Any, Any]:
         model = self.config.model
-        precision = choose_precision(model.device, model.dtype, model.load_in_4bit)
+        precision = self._precision(whole=True)
         self.log(f"model: {folder} on {precision.reason}")
         return load_base_model(folder, precision, trust_remote_code=model.trust_remote_code)
-
-
-class Served:
-    """The policy `served`, whose server is asked for only when somebody must write."""
-
-    def __init__(self, build: Callable[[], Any]) -> None:
-        self.policy = cache(build)
-
-    def write_batch(self, states: Sequence[Any]) -> list[str]:
-        """See ServedPolicy."""
-        return self.policy().write_batch(states)
 
 
 def _content(folder: Path) -> str:

@@ -13,12 +13,16 @@ from torch import nn
 from rlkit.config import RunConfig
 from rlkit.errors import AgentError, RunError
 from rlkit.results import players
+from rlkit.results.answer_cache import DECODING
 from rlkit.results.chosen import chosen_folders
 from rlkit.results.compare import _played, evaluate_run
 from rlkit.results.evaluate import load_evaluation
+from rlkit.results.players import build_policies
+from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.checkpointing import write_checkpoint
 from rlkit.training.loop import load_model
+from rlkit.training.precision import Precision
 from tests.agents.fault_server import Answer, FaultServer
 
 
@@ -148,6 +152,15 @@ def test_a_whole_model_keeps_its_name_and_models_of_the_parameters_come_after_th
     assert list(chosen_folders(run, False, [], print, None, models[:1])) == ["debug-grpo-step4"]
 
 
+def test_without_tuned_among_the_policies_no_listed_checkpoint_takes_its_name(
+    tmp_path: Path,
+) -> None:
+    run = checkpoints_with_a_best(tmp_path / "run")
+    best = run.checkpoints_folder / "checkpoint-4"
+    assert chosen_folders(run, False, [], print, None, ["best"]) == {"checkpoint-4": best}
+    assert chosen_folders(run, False, [best], print, None) == {"tuned": best}  # asked for by hand
+
+
 @pytest.fixture()
 def with_models(tmp_path: Path) -> tuple[RunConfig, Path, Path, Path]:
     """A run's config, two adapters of one base that write differently, and one of them merged."""
@@ -215,7 +228,9 @@ def test_a_merged_model_is_compared_beside_its_adapter_and_writes_the_same(
     assert found.policies == ["tuned", "merged-2"] and loads == ["base", "merged-2"]
     written = found.frame.set_index("policy")["completion"]
     assert written["tuned"].tolist() == written["merged-2"].tolist()
-    assert found.facts["adapters"]["merged-2"] == {"folder": "../merged-2", "step": None}
+    precision = found.facts["adapters"]["tuned"]["precision"]  # the debug model is not quantised
+    said = {"folder": "../merged-2", "step": None, "precision": precision}
+    assert found.facts["adapters"]["merged-2"] == said
     evaluate_run(config, checkpoints=[merged], log=print)
     assert loads == ["base", "merged-2"]
 
@@ -237,7 +252,40 @@ def test_samples_are_reproducible_and_more_of_them_go_on_from_those_that_are_kep
     assert samples(4, "evaluation.cache=false", "evaluation.batch_size=3") == four
 
 
-def test_what_a_server_answered_is_kept_under_its_address_and_its_models_name(
+def test_a_whole_model_plays_as_it_is_shipped_beside_a_base_in_4_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen(device: str, dtype: str, four_bit: bool) -> Precision:
+        return Precision("cpu", torch.float32, four_bit, "as was asked for")
+
+    monkeypatch.setattr(players, "choose_precision", chosen)
+    monkeypatch.setattr(players, "load_base_model", lambda _, precision, **options: (precision, 0))
+    monkeypatch.setattr(players.metadata, "version", lambda name: f"{name} 1")
+    merged, adapter, base = (tmp_path / name for name in ("merged", "checkpoint-1", "base"))
+    for folder, names in {
+        merged: ["config.json"],
+        base: ["config.json"],
+        adapter: ["adapter_config.json", "adapter_model.safetensors"],
+    }.items():
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("{}")
+    changes = [f"output_root={tmp_path}", "model.load_in_4bit=true"]
+    config = RunConfig.load("params/debug.yaml", changes)
+    monkeypatch.setattr(players, "resolve_base_model", lambda path: base)
+    folders = {"tuned": adapter, "merged": merged}
+    run = Run.open(config)
+    found = build_policies(config, run, [*folders], folders, None, None, print, tmp_path / "kept")
+    assert found["merged"].policy.loaded()[0].four_bit is False
+    said = {name: policy.policy.precision for name, policy in found.items()}
+    assert said == {"tuned": "float32, 4-bit weights", "merged": "float32"}
+    authors = {name: policy.answers.author for name, policy in found.items()}
+    assert authors["tuned"]["versions"]["bitsandbytes"] == "bitsandbytes 1"
+    assert "bitsandbytes" not in authors["merged"]["versions"]
+    assert {author["decoding"] for author in authors.values()} == {DECODING}
+
+
+def test_what_a_server_answered_is_not_kept_since_nobody_can_tell_its_weights(
     tmp_path: Path,
 ) -> None:
     def evaluated(url: str, model: str) -> list[str]:
@@ -247,8 +295,10 @@ def test_what_a_server_answered_is_kept_under_its_address_and_its_models_name(
         found = evaluate_run(RunConfig.load("params/debug.yaml", changes), baseline=True, log=print)
         return found.frame["completion"].tolist()
 
-    with FaultServer([Answer("<clue>Ada Holt</clue>")]) as server:
-        assert evaluated(server.url, "toy") == ["<clue>Ada Holt</clue>"] * 4
-    assert evaluated(server.url, "toy") == ["<clue>Ada Holt</clue>"] * 4  # the server is gone
+    for text in ("<clue>Ada Holt</clue>", "<clue>another model now</clue>"):
+        with FaultServer([Answer(text)]) as server:
+            assert evaluated(server.url, "toy") == [text] * 4
+            url = server.url
     with pytest.raises(AgentError):
-        evaluated(server.url, "another")
+        evaluated(url, "toy")
+    assert not (tmp_path / "debug" / "answers_cache").exists()
