@@ -15,7 +15,7 @@ from typing import Any
 
 from rlkit.config import RunConfig
 from rlkit.doctor import data, language, needs, servers, setup
-from rlkit.doctor.look import Finding, Look, finding, line_of
+from rlkit.doctor.look import Finding, Look, finding, line_of, refused
 from rlkit.errors import RlkitError
 
 __all__ = ["CHECKS", "Finding", "full_check", "line_of", "quick_check"]
@@ -69,8 +69,8 @@ def _checks(look: Look) -> Iterator[Finding]:
             continue
         try:
             found = check(look)
-        except RlkitError as error:
-            found = "fail", str(error)
+        except (RlkitError, OSError, MemoryError) as error:
+            found = refused(error)
         if found is not None:
             if found[0] == "fail":
                 look.failed.add(subject)

@@ -151,13 +151,25 @@ def question_key(text: str) -> Any:
 
 
 def _leaks(parts: Mapping[str, Sequence[Any]]) -> Iterable[Said]:
-    texts = {n: {question_key(s.question): s.question for s in p} for n, p in parts.items()}
+    """Questions of two parts: the same, or different in signs alone, as `C++?` and `C#?` are."""
+    texts = {n: {folded(s.question): s.question for s in p} for n, p in parts.items()}
     for a, b in combinations(parts, 2):
         shared = texts[a].keys() & texts[b].keys()
         if shared:
             example = min(texts[a][key] for key in shared)[:80]
             text = f"leakage: {len(shared)} questions stand in {a} and in {b}, such as {example!r}"
             yield "fail", text, "keep one of each, remove splits.json, and start a new run"
+        others = {question_key(t): said for t, said in texts[b].items() if t not in shared}
+        near = [
+            (said, others[question_key(t)])
+            for t, said in texts[a].items()
+            if t not in shared and question_key(t) in others
+        ]
+        if near:
+            one, other = (said[:80] for said in min(near))
+            text = f"{len(near)} questions of {a} differ from one of {b} in signs alone, such as "
+            todo = "look whether they ask the same; if so, keep one of each in a new run"
+            yield "warn", f"{text}{one!r} and {other!r}", todo
 
 
 def _empty(parts: Mapping[str, Sequence[Any]], used: Mapping[str, Sequence[Any]]) -> Iterable[Said]:

@@ -11,12 +11,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rlkit.config import RunConfig
+from rlkit.errors import RlkitError
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Library
 from rlkit.library.orchestrator import SearchOrchestrator
 from rlkit.practice.source import chosen_states, load_library
+from rlkit.practice.splits import NAME
 from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.rounds.state import State
+from rlkit.rounds.tables import one_line
 
 _COLOURS = {"ok": 32, "warn": 33, "fail": 31}  # of a terminal
 Said = tuple[Any, ...]  # a finding without its subject: level, text, and perhaps todo and facts
@@ -60,6 +63,15 @@ def finding(subject: str, said: Said) -> Finding:
     return Finding(said[0], subject, *said[1:])
 
 
+def refused(error: BaseException) -> Said:
+    """What is said where a check cannot be made to its end."""
+    if isinstance(error, RlkitError):
+        return "fail", str(error)
+    text = one_line(str(error)) or "no reason given"
+    todo = "look at rights and free space" if isinstance(error, OSError) else "free memory"
+    return "fail", f"{type(error).__name__}: {text[:300]}", todo
+
+
 @dataclass
 class Look:
     """The parameters, and what is read for them when it is first asked for. `failed` names the
@@ -80,10 +92,12 @@ class Look:
 
     @property
     def rounds(self) -> Path | None:
-        """Where rounds are recorded already; None: they are collected when the run begins."""
+        """Where the rounds are recorded; None: they are collected when the run begins, which goes
+        on until there is a split."""
         given = self.config.data.rounds_path
-        own = self.folder / "rounds"
-        return Path(given) if given is not None else own if own.is_dir() else None
+        if given is not None:
+            return Path(given)
+        return self.folder / "rounds" if (self.folder / NAME).is_file() else None
 
     @cached_property
     def library(self) -> Library:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import tempfile
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.config import RunConfig
-from rlkit.doctor.look import Finding, Look, finding
+from rlkit.doctor.look import Finding, Look, finding, refused
+from rlkit.doctor.needs import judge_peak, memory_needed
 from rlkit.doctor.setup import adapters_of
 from rlkit.doctor.step import judge_prompts, judge_step, judge_time
 from rlkit.errors import RlkitError
@@ -25,6 +27,8 @@ NEEDED = {"packages", "device", "model", "memory", "disk", "plug-ins", "data", "
 
 def practice(look: Look) -> Iterator[Finding]:
     """What the step shows, or why none was taken."""
+    import torch
+
     from rlkit.training.estimate import weights_are_here
 
     missing = sorted(look.failed & NEEDED) + ["servers"] * look.away
@@ -35,11 +39,11 @@ def practice(look: Look) -> Iterator[Finding]:
         text = "no step was tried: the model's weights are not on this machine yet"
         yield Finding("warn", "step", text, "fetch the model, and check again")
     else:
-        with tempfile.TemporaryDirectory(prefix="rlkit-check-") as place:
-            try:
+        try:
+            with tempfile.TemporaryDirectory(prefix="rlkit-check-") as place:
                 yield from _practice(look, Path(place))
-            except RlkitError as error:
-                yield Finding("fail", "step", str(error))
+        except (RlkitError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            yield finding("step", refused(error))
 
 
 def _practice(look: Look, place: Path) -> Iterator[Finding]:
@@ -65,6 +69,8 @@ def _practice(look: Look, place: Path) -> Iterator[Finding]:
     train, limit = task.states("train"), longest_text(model.config)
     lengths = [length(state) for state in sample_of(train, PROMPTS)]
     yield finding("prompts", judge_prompts(lengths, action, limit))
+    if not train:
+        return
     first = state_order(train, config.seed, 0, min(len(train), PROMPTS))  # as the run begins
     fitting = [state for state in first if limit is None or length(state) + action <= limit]
     states = list({state.state_id: state for state in fitting}.values())[:STATES]
@@ -73,6 +79,8 @@ def _practice(look: Look, place: Path) -> Iterator[Finding]:
     trainer = GRPOTrainer(config, task, model, tokenizer, run, log=_unsaid)
     trial = try_step(trainer, states)
     yield from judge_step(trial, warmed=look.config.model.init_adapter != "auto" or _is_warm(look))
+    if trial.peak is not None:
+        yield finding("memory peak", judge_peak(trial.peak, memory_needed(look)))
     steps = look.config.training.total_steps(_train_states(look, config, train))
     yield finding("time", judge_time(trial.seconds, steps, config.training.batch_size))
 
@@ -87,15 +95,15 @@ def _aside(look: Look, place: Path) -> RunConfig:
     ):
         start = []
     changes = [
-        f"output_root={place}",
-        f"model.init_adapter={start[0].absolute() if start else 'null'}",
+        f"output_root={_quoted(place)}",
+        f"model.init_adapter={_quoted(start[0]) if start else 'null'}",
         "checker.patience=5",
         "training.resume=true",
     ]
     if config.training.gradient_accumulation_steps < 2:  # so that the gradients can be looked at
         changes.append("training.gradient_accumulation_steps=2")
     if look.searches and look.rounds is not None:
-        changes.append(f"data.rounds_path={look.rounds.absolute()}")
+        changes.append(f"data.rounds_path={_quoted(look.rounds)}")
     elif look.searches:
         changes.append(f"data.max_questions={_played(config)}")
     elif not (look.folder / "augmented.json").exists():
@@ -104,6 +112,11 @@ def _aside(look: Look, place: Path) -> RunConfig:
     if index.is_dir():
         (place / ".index").symlink_to(index)
     return config.with_overrides(*changes)
+
+
+def _quoted(path: Path) -> str:
+    """A path as YAML reads it back, with ` #` or a colon in it."""
+    return json.dumps(str(path.absolute()), ensure_ascii=False)
 
 
 def _played(config: RunConfig) -> int:

@@ -11,6 +11,7 @@ from rlkit.doctor.look import Look, Said
 from rlkit.errors import ModelError
 from rlkit.files import read_object
 from rlkit.lineage import PACKAGES, installed_versions
+from rlkit.section import shown
 
 
 def packages(look: Look) -> Said:
@@ -105,28 +106,30 @@ def _misfit(look: Look, adapter: Path) -> Said | None:
         return "fail", f"the adapter {str(adapter)!r} holds no {wanted}", "check model.init_adapter"
     if not look.config.lora.enabled:
         return None  # weights.load_weights compares all shapes when it loads them
+    from rlkit.training.fingerprint import check_base, same_name
+
     base = look.config.model.base_model_path
-    trained_on = str(read_object(adapter / wanted).get("base_model_name_or_path"))
-    todo = f"set model.base_model_path to {trained_on}, or take an adapter of {base}"
+    named = read_object(adapter / wanted).get("base_model_name_or_path")
+    trained_on = named if isinstance(named, str) else ""
+    todo = f"set model.base_model_path to {shown(trained_on)}, or take an adapter of {base}"
     if look.skeleton is not None:
         from rlkit.training.adapters import check_adapter
-        from rlkit.training.fingerprint import check_base
 
         try:
             check_adapter(adapter, look.skeleton, base)
-            check_base(adapter, base)
         except ModelError as error:
-            return "fail", f"base mismatch: {error}", todo if trained_on != base else ""
-    if not same_base(trained_on, base):
-        text = f"base mismatch: {adapter} was trained on {trained_on!r}, and the base is {base!r}"
-        return "warn", text, todo
+            if f"does not fit {base!r}" not in str(error):  # damaged, or of another kind
+                return "fail", str(error), "check model.init_adapter"
+            return "fail", f"base mismatch: {error}", todo if trained_on not in ("", base) else ""
+        try:
+            if check_base(adapter, base):
+                return None  # proved by hash, whatever its name
+        except ModelError as error:
+            return "fail", f"base mismatch: {error}", todo if trained_on not in ("", base) else ""
+    if not same_name(trained_on, base):
+        said = f"{adapter} was trained on {shown(trained_on)}, and the base is {shown(base)}"
+        return "warn", f"base mismatch: {said}", todo
     return None
-
-
-def same_base(trained_on: str, base: str) -> bool:
-    """Whether two names mean the same base model, as far as names tell: `Qwen/Qwen3-8B` and
-    `/models/Qwen3-8B` do."""
-    return Path(trained_on).name.casefold() == Path(base).name.casefold()
 
 
 def _too_long(look: Look) -> Said | None:

@@ -161,6 +161,8 @@ JUDGES: dict[str, Callable[[Any], Said]] = {
 
 def judge_prompts(lengths: Sequence[int], action: int, limit: int | None) -> Said:
     """Prompts of these lengths (tokens), each with an action, in a model that reads `limit`."""
+    if not lengths:
+        return "fail", "the train split holds no state, so there is no prompt", "give more data"
     longest = max(lengths)
     text = f"{min(lengths)} to {longest} tokens in {len(lengths)} prompts, actions up to {action}"
     if limit is None:
@@ -178,11 +180,12 @@ def judge_prompts(lengths: Sequence[int], action: int, limit: int | None) -> Sai
 
 
 def judge_time(seconds: float, steps: int, batch_size: int) -> Said:
-    """`seconds` a group; for the whole run, evaluations and saving apart."""
+    """`seconds` a group of the first step; for the whole run, evaluations and saving apart."""
     step = seconds * batch_size
     hours = step * steps / 3600
     said = f"{hours:.1f} hours" if hours >= 1 else f"{max(hours * 60, 0.1):.1f} minutes"
-    text = f"{step:.3g} s a step, so about {said} for {steps} steps, evaluations apart"
+    text = f"{step:.3g} s a step, so about {said} for {steps} steps, evaluations and saving apart"
+    text += "; a first step is a cold one, so that later ones may be faster"
     facts = {"seconds_per_step": step, "steps": steps, "hours": hours}
     if hours <= LONG:
         return "ok", text, "", facts

@@ -3,8 +3,9 @@
 Memory, in bytes, at the largest moment of a step (one group at a time, its prompt once):
 
     weights      parameters x itemsize; 4-bit: half a byte and its scales for linear layers
-    training     trained parameters x 4 (copy before training) + 4 (gradient) + 8 (AdamW), and
-                 4 for the adapter itself, 4 for a reference where there is one
+    training     trained parameters x 4 (gradient) + 8 (AdamW); of an adapter 4 for itself, 4 for
+                 the copy before training, 4 for a reference where there is one; of all weights 4
+                 for the copy that is the reference, where grpo.kl_penalty is above 0
     activations  (P + K C) tokens x layers x [s (2 I + 4 E + 4 Q) + 4 (2 E + 2 Q)]; with gradient
                  checkpointing s E a layer, and one layer whole
     cache        (P + K C) tokens x layers x keys and values x s, of sampling
@@ -121,8 +122,11 @@ def memory_terms(shape: Shape, config: Any, precision: Precision) -> dict[str, i
     every = shape.layers * layer
     if config.training.gradient_checkpointing:
         every = shape.layers * s * width + layer
-    has_reference = config.model.init_adapter is not None or not config.lora.enabled
-    trained = 4 + 4 + 8 + 4 * config.lora.enabled + 4 * has_reference
+    if config.lora.enabled:
+        copies = 3 if config.model.init_adapter is not None else 2
+    else:
+        copies = 1 if config.grpo.kl_penalty > 0 else 0  # the weights are counted themselves
+    trained = 4 + 8 + 4 * copies
     terms = {
         "weights": s * (shape.parameters - small) + 0.5625 * small,
         "training": trained * shape.adapter,
@@ -155,9 +159,24 @@ def free_memory(device: str) -> int:
         return torch.cuda.mem_get_info()[0]
     import psutil  # a requirement of accelerate and peft
 
-    free = psutil.virtual_memory().available
-    limit, used = (_number(Path("/sys/fs/cgroup", f"memory.{n}")) for n in ("max", "current"))
-    return free if limit is None or used is None else max(min(free, limit - used), 0)
+    free, allowed = psutil.virtual_memory().available, container_free(Path("/sys/fs/cgroup"))
+    return free if allowed is None else max(min(free, allowed), 0)
+
+
+def container_free(cgroup: Path) -> int | None:
+    """Bytes that a container may still take; the page cache makes room when it must. None where
+    there is no limit."""
+    limit, used = (_number(cgroup / f"memory.{name}") for name in ("max", "current"))
+    if limit is None or used is None:
+        return None
+    try:
+        lines = (cgroup / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    counted = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return (
+        limit - used + sum(int(counted.get(f"{kind}_file", 0)) for kind in ("inactive", "active"))
+    )
 
 
 def _number(path: Path) -> int | None:

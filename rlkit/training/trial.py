@@ -57,7 +57,7 @@ def try_step(trainer: GRPOTrainer, states: Sequence[Any]) -> Trial:
         trainer.training_step(states)
         seconds = (time.perf_counter() - begun) / len(states)
         groups = trainer.last_groups
-        if not any(group.advantages.any() for group in groups):
+        if not any(_teaches(trainer, group) for group in groups):
             _follow_likelihood(trainer, groups[0])
         gradients = gradient_kinds(trainer)
         off_ratio = max(_off_ratio(trainer, group) for group in groups)
@@ -99,9 +99,15 @@ def _kind(name: str, parameter: nn.Parameter, others: dict[str, nn.Parameter]) -
     return "waits" if "lora_A" in name and other is not None and not other.any() else "zero"
 
 
+def _teaches(trainer: GRPOTrainer, group: Group) -> bool:
+    """Whether any token of the loss has an advantage: cut actions may be left out of it."""
+    mask = group.loss_mask(trainer.settings.mask_truncated).cpu().numpy()
+    return bool(group.advantages[mask].any())
+
+
 def _follow_likelihood(trainer: GRPOTrainer, group: Group) -> None:
-    """Where no group had any variance, gradients of the actions' likelihood show which tensors
-    learn; those of the step, all 0, are thrown away, and the optimiser moves with these."""
+    """Where nothing in the loss had any advantage, gradients of the actions' likelihood show which
+    tensors learn; those of the step, all 0, are thrown away, and the optimiser moves with these."""
     trainer.optimizer.zero_grad(set_to_none=True)
     logp, _ = trainer.log_probs(group.prompt, group.sampled.tokens, group.sampled.mask)
     (-logp.sum()).backward()

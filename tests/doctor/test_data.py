@@ -23,16 +23,31 @@ def test_sound_splits_are_green_with_their_sizes():
     assert judge_splits(sound) == ("ok", "2 train, 1 dev, 1 eval states", "")
 
 
-def test_the_same_question_in_other_capitals_width_and_punctuation_is_leakage():
+def test_the_same_question_in_other_capitals_width_and_blanks_is_leakage():
     level, text, _ = judge_splits(
         parts(
             train=[a_state("q1", question="Who, in 1815, wrote Emma?")],
             dev=[a_state("q2", question="谁写了红楼梦？")],
-            eval=[a_state("q3", question="who in １８１５ wrote EMMA"), a_state("q4")],
+            eval=[a_state("q3", question="who,  in １８１５, wrote EMMA?"), a_state("q4")],
         )
     )
     assert level == "fail"
     assert text.startswith("leakage: 1 questions stand in train and in eval, such as 'Who, in 1815")
+
+
+def test_questions_that_differ_in_signs_alone_are_shown_both_since_they_may_ask_for_two_things():
+    level, text, todo = judge_splits(
+        parts(
+            train=[a_state("q1", question="Who made C++?")],
+            dev=[a_state("q2")],
+            eval=[a_state("q3", question="Who made C#?")],
+        )
+    )
+    assert level == "warn" and "look whether they ask the same" in todo
+    assert text.startswith(
+        "1 questions of train differ from one of eval in signs alone, such as 'Who made C++?' and "
+        "'Who made C#?';"
+    )
 
 
 @pytest.mark.parametrize(("part", "level"), [("train", "fail"), ("dev", "warn"), ("eval", "fail")])
@@ -60,6 +75,14 @@ def test_questions_that_differ_by_signs_alone_are_told_before_the_split():
         "leakage ahead: 1 questions differ in signs alone, such as 'who wrote emma' and "
         "'who wrote emma?'"
     )
+
+
+def test_rounds_of_a_run_count_once_they_are_split_since_collecting_goes_on_until_then(tmp_path):
+    look = Look(RunConfig.from_sections(output_root=str(tmp_path), run_name="half"))
+    (look.folder / "rounds").mkdir(parents=True)
+    assert look.rounds is None
+    (look.folder / "splits.json").write_text("{}")
+    assert look.rounds == look.folder / "rounds"
 
 
 # Six copies of one page: with top_k 5 the last one cannot be found by anything.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlkit.doctor import Finding, line_of
-from rlkit.doctor.needs import judge_disk, judge_memory
-from rlkit.doctor.setup import same_base
+from rlkit.doctor.needs import judge_disk, judge_memory, judge_peak, still_to_come
 from rlkit.doctor.step import judge_prompts, judge_step, judge_time
 from rlkit.training.trial import Trial
 
@@ -73,10 +72,17 @@ def test_prompts_are_counted_with_the_action_behind_them():
     )
 
 
+def test_no_prompt_is_a_failure_in_words():
+    assert judge_prompts([], 10, 64)[0] == "fail"
+
+
 def test_hours_are_seconds_a_group_times_batch_times_steps():
     level, text, _, facts = judge_time(9.0, 1000, 2)
     assert (level, facts) == ("ok", {"seconds_per_step": 18.0, "steps": 1000, "hours": 5.0})
-    assert text == "18 s a step, so about 5.0 hours for 1000 steps, evaluations apart"
+    assert text == (
+        "18 s a step, so about 5.0 hours for 1000 steps, evaluations and saving apart; a first "
+        "step is a cold one, so that later ones may be faster"
+    )
     assert judge_time(90.0, 1000, 1)[0] == "warn"  # 25 hours
 
 
@@ -95,9 +101,30 @@ def test_memory_and_disk_are_red_where_the_estimate_is_above_what_is_free():
     assert judge_disk({}, 2**20)[0] == "fail"  # full, whatever the run leaves
 
 
-def test_a_base_has_the_same_name_wherever_it_lies():
-    assert same_base("Qwen/Qwen3-8B", "/models/qwen3-8b")
-    assert not same_base("Qwen/Qwen3-8B-Base", "Qwen/Qwen3-8B")
+def test_a_model_that_is_not_here_needs_room_for_its_download():
+    level, text, *_ = judge_disk({}, GIB, here=False)
+    assert (level, text) == (
+        "warn", "1.0 GiB free; no estimate; the model's download needs room, too"
+    )  # fmt: skip
+    level, text, *_ = judge_disk({"rollouts": GIB}, 10 * GIB, here=False)
+    assert level == "warn" and text.endswith("10.0 GiB free; the model's download needs room, too")
+
+
+def test_a_half_done_run_is_charged_for_what_it_has_still_to_write(tmp_path):
+    for name, count in {"lora_checkpoints/checkpoint-1/a": 300, "sft/adapter/b": 70}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"x" * count)
+    terms = {"checkpoints": 1000, "warm start": 50, "rollouts": 20}
+    assert still_to_come(terms, tmp_path) == {"checkpoints": 700, "warm start": 0, "rollouts": 20}
+    assert still_to_come(terms, tmp_path / "new") == terms
+
+
+def test_what_a_step_took_stands_beside_the_estimate_without_what_torch_does_not_count():
+    terms = {"weights": 6 * GIB, "logits": 2 * GIB, "libraries": GIB}
+    level, text, _, facts = judge_peak(5 * GIB, terms)
+    assert level == "ok" and facts == {"peak": 5 * GIB, "estimate": 8 * GIB}
+    assert text == "the step took 5.0 GiB at its largest; the estimate for long prompts: 8.0 GiB"
+    assert judge_peak(11 * GIB, terms)[0] == "warn"
 
 
 def test_a_line_is_coloured_only_where_asked_for(monkeypatch):

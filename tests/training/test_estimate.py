@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from rlkit.config import RunConfig
 from rlkit.training.estimate import (
     Shape,
+    container_free,
     disk_terms,
     memory_terms,
     shape_of,
@@ -80,6 +81,28 @@ def test_terms_by_hand():
     left = disk_terms(small, settings)
     assert left["checkpoints"] == 16 * 60 * (3 + 2) and left["warm start"] == 0
     assert left["rollouts"] == 10 * 4 * (2000 + 12 * 25)
+
+
+@pytest.mark.parametrize(("penalty", "copies"), [(0.0, 0), (0.1, 1)])
+def test_all_weights_are_counted_once_with_the_one_copy_that_is_the_reference(penalty, copies):
+    settings = RunConfig.from_sections(lora={"enabled": False}, grpo={"kl_penalty": penalty})
+    whole = Shape(1000, 800, 2, 8, 16, 32, 16, 50, 1000, None)
+    terms = memory_terms(whole, settings, Precision("cpu", torch.float32, False, ""))
+    assert terms["weights"] == 4 * 1000
+    assert terms["training"] == 1000 * (4 + 8 + 4 * copies)  # gradient, AdamW, copy
+
+
+def test_the_page_cache_of_a_container_counts_as_free(tmp_path):
+    assert container_free(tmp_path) is None
+    for name, text in {
+        "max": "1000\n",
+        "current": "900\n",
+        "stat": "anon 300\ninactive_file 400\nactive_file 150\nfile 550\n",
+    }.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert container_free(tmp_path) == 1000 - 900 + 400 + 150
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_free(tmp_path) is None
 
 
 def test_a_skeleton_has_shapes_and_no_weights_and_asks_no_hub(tmp_path):
