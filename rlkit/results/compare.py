@@ -23,6 +23,7 @@ from rlkit.results.evaluate import (
     load_evaluation,
     policy_names,
 )
+from rlkit.results.evaluation import MAYBE_UNRECORDED
 from rlkit.results.players import build_policies
 from rlkit.run import Run
 from rlkit.training.checkpointing import PREFIX
@@ -103,10 +104,11 @@ def _keep(evaluation: Evaluation, run: Run, log: Callable[[str], None]) -> None:
     beside these is moved aside."""
     path = run.evaluation_path
     with filelock.FileLock(run.folder / ".evaluation.lock"):
-        whole, why = evaluation, "is of other states, another split or other rewards"
+        whole, why = evaluation, "is of another split, corpus or judge, or other states or rewards"
         if path.exists():
             try:
-                whole = evaluation.joined(load_evaluation(path))
+                earlier = load_evaluation(path)
+                whole = evaluation.joined(earlier)
             except DataError as error:
                 whole, why = None, f"cannot be read ({error})"
             if whole is None:
@@ -115,10 +117,30 @@ def _keep(evaluation: Evaluation, run: Run, log: Callable[[str], None]) -> None:
                 path.rename(aside)
                 log(f"evaluation: what was there {why}; it is now {aside.name}")
                 whole = evaluation
+            else:
+                _tell_what_is_doubtful(evaluation, earlier, whole, log)
         whole.save(path)
     before = [name for name in whole.policies if name not in evaluation.policies]
     kept = f" (from before: {', '.join(before)})" if before else ""
     log(f"evaluation: {path}{kept}")
+
+
+def _tell_what_is_doubtful(
+    evaluation: Evaluation, earlier: Evaluation, whole: Evaluation, log: Callable[[str], None]
+) -> None:
+    """What an earlier evaluation does not record, and samples of it that do not hold any more."""
+    recorded = [name for name in MAYBE_UNRECORDED if name in evaluation.facts]
+    if unknown := [name for name in recorded if name not in earlier.facts]:
+        log(
+            f"evaluation: what was there does not record its {' and '.join(unknown)}; it is taken "
+            "to be the same"
+        )
+    before, kept = (dict.fromkeys(e.samples["policy"]) for e in (earlier, whole))
+    if lost := [name for name in before if name not in kept]:
+        log(
+            f"evaluation: samples of {', '.join(lost)} are dropped, since their policy writes "
+            "something else now; give evaluation.samples to draw new ones"
+        )
 
 
 def wanted_policies(

@@ -133,4 +133,15 @@ def _task_facts(task: Any, split: str, states: Sequence[Any]) -> dict[str, Any]:
         facts["split_sizes"] = task.splits.describe()
     if searches(task):
         facts["reward_values"] = {part: task.env.calculator.values[part] for part in REWARD_PARTS}
+        facts |= _searched_and_judged(task)
     return facts
+
+
+def _searched_and_judged(task: Any) -> dict[str, str]:
+    """The corpus and the judge, where the task tells: other ones give other rewards."""
+    config = getattr(task, "config", None)
+    kind = None if config is None else config.checker.kind
+    corpus = getattr(task, "lineage", dict)().get("corpus_fingerprint")
+    judge = getattr(getattr(task.env, "checker", None), "label", kind)
+    found = {"corpus_fingerprint": corpus, "judge": judge}
+    return {name: value for name, value in found.items() if isinstance(value, str)}

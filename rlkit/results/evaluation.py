@@ -68,6 +68,7 @@ _STATE_KEYS = (
 )  # fmt: skip
 _WORKED_OUT = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences",
     "breakdowns")  # fmt: skip
+MAYBE_UNRECORDED = ("corpus_fingerprint", "judge")  # facts that files of before lack
 _WHOLE = ("hops", "round", "unjudged", "documents_read")
 
 
@@ -77,9 +78,10 @@ class Evaluation:
     in `samples` one row a (policy, state, sample), of policies that were sampled from as well.
 
     facts: `split`, `split_sizes`, for the search task `known` (gold, recorded or mixed),
-    `reward_values`, and `left_out`, the split's states that the task never gave, since they have
-    nothing missing; for other tasks `metrics` and `primary`, where they have their own; and
-    `adapters`, {policy: {folder, step}} of those that a checkpoint plays, from the run's folder.
+    `reward_values`, `corpus_fingerprint`, `judge`, and `left_out`, the split's states that the task
+    never gave, since they have nothing missing; for other tasks `metrics` and `primary`, where they
+    have their own; and `adapters`, {policy: {folder, step, precision}} of those that a checkpoint
+    or a whole model plays, from the run's folder.
     """
 
     frame: pd.DataFrame
@@ -213,8 +215,9 @@ class Evaluation:
 
     def joined(self, earlier: Evaluation) -> Evaluation | None:
         """This evaluation with the policies that only an earlier one has; None where they cannot
-        stand side by side, since states or facts differ."""
-        if _comparable(self) != _comparable(earlier):
+        stand side by side, since states or facts differ. Samples of before stay where none are
+        drawn anew, and the policy is played by the same checkpoint and writes the same."""
+        if _comparable(self, earlier) != _comparable(earlier, self):
             return None
         frames = {name: e.frame for e in (earlier, self) for name in e.policies}
         names = sorted(frames, key="oracle".__eq__)  # what could be had at most stays last
@@ -222,9 +225,23 @@ class Evaluation:
         before = earlier.facts.get("adapters", {})
         kept = {n: a for n, a in before.items() if n not in self.policies}
         adapters = {"adapters": kept | self.facts.get("adapters", {})}
-        others = earlier.samples[~earlier.samples["policy"].isin(self.policies)]
-        samples = [*records(others), *records(self.samples)]
+        others = [n for n in earlier.samples["policy"].unique() if self._plays_as(earlier, n)]
+        before = earlier.samples[earlier.samples["policy"].isin(others)]
+        samples = [*records(before), *records(self.samples)]
         return Evaluation.of(rows, self.states, self.facts | adapters, samples)
+
+    def _plays_as(self, earlier: Evaluation, policy: str) -> bool:
+        """Whether the earlier samples of a policy still are what it samples."""
+        if policy not in self.policies:
+            return True
+        before, now = (e.facts.get("adapters", {}).get(policy, {}) for e in (earlier, self))
+        same = all(before[key] == now[key] for key in before.keys() & now.keys())
+        sampled = policy in set(self.samples["policy"])
+        return same and not sampled and self._written(policy) == earlier._written(policy)
+
+    def _written(self, policy: str) -> dict[str, str]:
+        rows = self.frame[self.frame["policy"] == policy]
+        return dict(zip(rows["state_id"], rows["completion"], strict=True))
 
     def save(self, path: str | Path) -> Path:
         """Write `evaluation.json` (schema 1) so that it appears whole; NaN becomes null."""
@@ -295,10 +312,12 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def _comparable(evaluation: Evaluation) -> tuple[Any, Any]:
-    """What must be equal for two evaluations to stand side by side."""
+def _comparable(evaluation: Evaluation, other: Evaluation) -> tuple[Any, Any]:
+    """What must be equal for two evaluations to stand side by side. What the other did not record
+    cannot be compared."""
+    left_out = {"adapters", *(k for k in MAYBE_UNRECORDED if k not in other.facts)}
     states = [{key: state.get(key) for key in _STATE_KEYS} for state in evaluation.states]
-    return states, {k: v for k, v in evaluation.facts.items() if k != "adapters"}
+    return states, {k: v for k, v in evaluation.facts.items() if k not in left_out}
 
 
 def _columns(facts: Mapping[str, Any]) -> tuple[str, ...]:

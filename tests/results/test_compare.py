@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from rlkit.errors import AgentError, RunError
 from rlkit.results import players
 from rlkit.results.answer_cache import DECODING
 from rlkit.results.chosen import chosen_folders
-from rlkit.results.compare import _played, evaluate_run
-from rlkit.results.evaluate import load_evaluation
+from rlkit.results.compare import _keep, _played, evaluate_run
+from rlkit.results.evaluate import evaluate_policies, load_evaluation
 from rlkit.results.players import build_policies
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
@@ -97,6 +98,16 @@ def test_an_evaluation_of_some_policies_joins_what_is_there_of_the_same_states(
     for policy in before.policies:
         assert joined.question_values(policy, "reward") == before.question_values(policy, "reward")
     assert said[-1].endswith("(from before: oracle)")
+    assert joined.facts["judge"] == "gold" and len(joined.facts["corpus_fingerprint"]) == 64
+    # a file of before, which does not tell its judge, joins with a word; one of another does not
+    data = json.loads(path.read_text())
+    for judge, stays in ((None, True), ("llm toy, prompt 1", False)):
+        path.write_text(json.dumps({k: v for k, v in (data | {"judge": judge}).items() if v}))
+        said.clear()
+        evaluated("oracle")
+        assert (load_evaluation(path).policies == joined.policies) == stays
+        assert any("does not record its judge; it is taken" in line for line in said) == stays
+    path.with_name("evaluation-1.json").unlink()
     # other states: the file is moved aside, whole
     whole = path.read_bytes()
     evaluated("raw_question", "evaluation.max_states=3")
@@ -107,6 +118,29 @@ def test_an_evaluation_of_some_policies_joins_what_is_there_of_the_same_states(
     evaluated("oracle", "evaluation.max_states=3")
     assert json.loads(path.with_name("evaluation-2.json").read_text()) == {}
     assert load_evaluation(path).policies == ["oracle"]
+
+
+def test_samples_that_do_not_hold_any_more_are_dropped_with_a_word(
+    tmp_path: Path, toy_task: Any, toy_policies: Any, toy_states: Any
+) -> None:
+    class Sampler:
+        write = staticmethod(toy_policies["tuned"].write)
+
+        def sample_batch(self, states: Any, count: int) -> list[list[str]]:
+            return [["<clue>sampled</clue>"] * count for _ in states]
+
+    said: list[str] = []
+    run = SimpleNamespace(folder=tmp_path, evaluation_path=tmp_path / "evaluation.json")
+
+    def kept(policy: Any, samples: int = 0) -> int:
+        found = evaluate_policies(toy_task, {"tuned": policy}, toy_states[:2], samples=samples)
+        _keep(found, run, said.append)
+        return len(load_evaluation(run.evaluation_path).samples)
+
+    assert kept(Sampler(), samples=3) == 6 and kept(Sampler()) == 6
+    assert not any("dropped" in line for line in said)
+    assert kept(toy_policies["untouched"]) == 0
+    assert any("samples of tuned are dropped" in line for line in said)
 
 
 def test_a_run_without_a_checkpoint_says_that_no_tuned_executor_is_compared(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -155,6 +156,25 @@ def test_a_policy_that_is_evaluated_again_replaces_its_rows_and_what_played_it()
     assert now.joined(of({}, row("oracle", "b1", 1, 0.5))) is None
 
 
+def test_evaluations_of_another_corpus_or_judge_do_not_join_and_unrecorded_ones_do(
+    toy_task: Any, toy_policies: Any, toy_states: Any
+) -> None:
+    def of(policy: str, corpus: str, judge: str | None) -> Evaluation:
+        toy_task.lineage = lambda: {"corpus_fingerprint": corpus, "documents": 3}
+        toy_task.env.checker = SimpleNamespace(label=judge)
+        return evaluate_policies(toy_task, {policy: toy_policies[policy]}, toy_states[:4])
+
+    now = of("tuned", "ab", "llm one, prompt 2")
+    assert now.facts["corpus_fingerprint"] == "ab" and now.facts["judge"] == "llm one, prompt 2"
+    assert now.joined(of("oracle", "ab", "llm one, prompt 2")).policies == ["tuned", "oracle"]
+    assert now.joined(of("oracle", "cd", "llm one, prompt 2")) is None
+    assert now.joined(of("oracle", "ab", "llm two, prompt 2")) is None
+    unknown = of("oracle", "ab", None)  # a judge that nobody asked, and files of before
+    assert "judge" not in unknown.facts
+    assert now.joined(unknown).facts["judge"] == "llm one, prompt 2"
+    assert of("tuned", "cd", "llm one, prompt 2").joined(unknown) is None
+
+
 def test_p_is_adjusted_for_all_pairs_and_metrics_that_were_compared(
     toy_evaluation: Evaluation,
 ) -> None:
@@ -201,7 +221,14 @@ def test_samples_are_scored_beside_the_greedy_action_and_kept(
     joined = other.joined(again)
     assert joined.policies == ["tuned", "untouched", "oracle"]
     assert len(joined.samples) == 4 * 72
-    assert len(evaluate_policies(toy_task, policies, toy_states).joined(again).samples) == 0
+    # evaluated anew without samples: they stay as long as the policy writes the same
+    plain = evaluate_policies(toy_task, policies, toy_states)
+    assert len(plain.joined(again).samples) == 4 * 72
+    other = evaluate_policies(toy_task, {"tuned": toy_policies["tuned"]}, toy_states)
+    assert len(other.joined(again).samples) == 0
+    for evaluation, step in ((plain, 8), (again, 4)):
+        evaluation.facts["adapters"] = {"tuned": {"folder": "a", "step": step}}
+    assert len(plain.joined(again).samples) == 0  # another checkpoint that happens to write it
 
 
 def test_a_policy_is_told_when_it_has_written_all(toy_task: Any, toy_states: Any) -> None:
