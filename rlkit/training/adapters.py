@@ -20,8 +20,7 @@ from torch import nn
 
 from rlkit.errors import ModelError
 from rlkit.files import read_json, write_json
-from rlkit.training import weights
-from rlkit.training.fingerprint import record_base
+from rlkit.training import fingerprint, weights
 from rlkit.training.weights import REFERENCE, TRAINED
 
 
@@ -94,7 +93,9 @@ def save_lora_checkpoint(model: nn.Module, path: str | Path) -> Path:
     settings = read_json(path)
     if isinstance(settings["target_modules"], list):  # PEFT writes a set, in any order
         write_json(path, settings | {"target_modules": sorted(settings["target_modules"])})
-    record_base(folder, settings["base_model_name_or_path"])
+    record = _base_record(model)
+    if record is not None:
+        write_json(folder / fingerprint.FILE, record)
     return folder
 
 
@@ -108,7 +109,7 @@ def load_lora_checkpoint(model: nn.Module, path: str | Path) -> None:
     if weights.of(model) is not None:
         return weights.load_weights(model, path)
     ours = model.peft_config[TRAINED]
-    check_adapter(path, model.get_base_model(), str(ours.base_model_name_or_path))
+    _check_fits(model, path)
     theirs = peft.LoraConfig.from_pretrained(str(path))
     for name in ("r", "lora_alpha", "target_modules"):
         if getattr(theirs, name) != getattr(ours, name):
@@ -148,12 +149,11 @@ def using_adapter(model: nn.Module, name: str | None) -> Iterator[None]:
 def add_adapter(model: nn.Module, path: str | Path, name: str) -> None:
     """Put a saved adapter (or model folder) beside the trained one, frozen, as `name`.
 
-    Raises ModelError as `check_adapter`, or as `weights.load_weights`.
+    Raises ModelError as `check_adapter` and `check_base`, or as `weights.load_weights`.
     """
     if weights.of(model) is not None:
         return weights.add_weights(model, path, name)
-    base = str(model.peft_config[TRAINED].base_model_name_or_path)
-    check_adapter(path, model.get_base_model(), base)
+    _check_fits(model, path)
     model.load_adapter(str(path), adapter_name=name, is_trainable=False)
 
 
@@ -169,6 +169,17 @@ def has_reference(model: nn.Module) -> bool:
     """Whether `as_reference` can be had: always, but for a fully trained model without a copy."""
     found = weights.of(model)
     return found is None or REFERENCE in found.sets
+
+
+def _check_fits(model: nn.Module, path: str | Path) -> None:
+    base = str(model.peft_config[TRAINED].base_model_name_or_path)
+    check_adapter(path, model.get_base_model(), base)
+    fingerprint.check_base(path, base, _base_record(model))
+
+
+def _base_record(model: nn.Module) -> dict[str, Any] | None:
+    """What `load_model_with_lora` found its base to be; None where another one loaded it."""
+    return getattr(model, "base_record", None)
 
 
 def _peft_config(base: nn.Module, base_path: str | Path, lora: Any) -> peft.LoraConfig:

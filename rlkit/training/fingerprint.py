@@ -1,9 +1,11 @@
 """Which base model it was, as two hashes: one of the settings that shape what it computes, one of
-a sample of its weights. Training writes them beside an adapter, merging compares them, so that an
-adapter does not end up in a base of the same name and shapes that it was never trained on.
+a sample of its weights. Training writes them beside an adapter; whoever loads or merges it compares
+them, so that it does not end up in a base of the same name and shapes that it was never trained on.
 
-Weights are hashed as they round to bfloat16: copies of one model in bfloat16, float16 and float32
-have one hash. What a folder holds is read, not a loaded model, which may be in 4 bits.
+Weights are hashed as they round to bfloat16, those that float16 holds less exactly as 0: a model in
+bfloat16 and its copies in float16 and float32 have one hash, and so do a float32 model and its
+bfloat16 copy (a float16 copy of float32 weights was rounded otherwise, and has another one). What a
+folder holds is read, not a loaded model, which may be in 4 bits. Quantised weights have no hash.
 """
 
 from __future__ import annotations
@@ -19,25 +21,29 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 
-from rlkit.errors import ModelError
+from rlkit.errors import ModelError, RlkitError
 from rlkit.files import read_object, write_json
 from rlkit.training.models import resolve_base_model
 
 FILE = "base.json"
+SCHEMA = 2  # 1 hashed otherwise: nothing is known of an adapter that has it
 _WORDS = {"config": "its settings differ", "weights": "its weights differ"}
 _SETTINGS = (
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps",
     "rope_theta", "rope_parameters", "sliding_window", "tie_word_embeddings",
 )  # fmt: skip
+_QUANTISED = "quantization_config"
 _SAMPLE = 256  # values of each tensor, from its middle
+_LEAST = 2.0**-14  # below it float16 has fewer digits than bfloat16
+_UNREADABLE = (RlkitError, OSError, KeyError, ValueError, TypeError, AttributeError)
 
 
 def base_fingerprint(base_path: str | Path) -> dict[str, str | None]:
     """{config, weights}: SHA-256 of each; None where a part cannot be read without loading the
-    model (weights that are no safetensors, a hub id that is not in the cache).
+    model (weights that are quantised or no safetensors, a hub id that is not in the cache).
 
-    Raises ModelError where `resolve_base_model` does.
+    Raises ModelError where `resolve_base_model` does, and DataError where a file is damaged.
     """
     folder = _folder(resolve_base_model(base_path))
     if folder is None:
@@ -46,26 +52,41 @@ def base_fingerprint(base_path: str | Path) -> dict[str, str | None]:
     return dict(_fingerprint(folder, tuple((f.name, f.stat().st_mtime_ns) for f in files)))
 
 
-def record_base(folder: str | Path, base_path: str | Path) -> None:
-    """Write `base.json` into an adapter's folder: which base it is being trained on. Where the base
-    cannot be found any more, nothing is written: a checkpoint is worth more."""
+def base_record(base_path: str | Path) -> dict[str, Any] | None:
+    """What `base.json` says of a base model; None where it cannot be read, since a model that can
+    be trained, and its checkpoints, are worth more."""
     try:
         found = base_fingerprint(base_path)
-    except ModelError:
-        return
-    write_json(Path(folder) / FILE, {"schema": 1, "name": str(base_path), **found})
+        return {
+            "schema": SCHEMA,
+            "name": str(base_path),
+            **found,
+            "quantised": _is_quantised(base_path),
+        }
+    except _UNREADABLE:
+        return None
 
 
-def check_base(adapter: str | Path, base_path: str | Path) -> bool:
+def record_base(folder: str | Path, base_path: str | Path) -> None:
+    """Write `base.json` into the folder of an adapter of that base; nothing where the base cannot
+    be read."""
+    record = base_record(base_path)
+    if record is not None:
+        write_json(Path(folder) / FILE, record)
+
+
+def check_base(
+    adapter: str | Path, base_path: str | Path, found: dict[str, Any] | None = None
+) -> bool:
     """Whether the adapter's folder says which base it was trained on, and it is this one; False
-    where nothing is known.
+    where nothing is known. `found`: the base's record of when it was loaded, else made now.
 
     Raises ModelError naming both where it was another one.
     """
-    path = Path(adapter) / FILE
-    if not path.is_file():
+    recorded = _recorded(adapter)
+    found = recorded and (found or base_record(base_path))
+    if not found:
         return False
-    recorded, found = read_object(path), base_fingerprint(base_path)
     both = [part for part in _WORDS if recorded.get(part) and found[part]]
     differing = [_WORDS[part] for part in both if recorded[part] != found[part]]
     if differing:
@@ -75,6 +96,18 @@ def check_base(adapter: str | Path, base_path: str | Path) -> bool:
             f"{FILE}); give the base that it was trained on."
         )
     return "weights" in both
+
+
+def trained_on_quantised(adapter: str | Path, trained_on: str | None) -> bool:
+    """Whether an adapter was trained on a base that is stored quantised, as its `base.json` says,
+    or as the model of the name `trained_on` is where it is here."""
+    recorded = _recorded(adapter)
+    if "quantised" in recorded:
+        return recorded["quantised"] is True
+    try:
+        return bool(trained_on) and _is_quantised(trained_on)
+    except _UNREADABLE:
+        return False
 
 
 def same_name(trained_on: str | None, base: str) -> bool:
@@ -105,22 +138,40 @@ def _folder(source: str) -> Path | None:
         return None
 
 
+def _recorded(adapter: str | Path) -> dict[str, Any]:
+    """An adapter's `base.json`; nothing where it is missing, damaged or of another schema."""
+    try:
+        recorded = read_object(Path(adapter) / FILE)
+    except _UNREADABLE:
+        return {}
+    return recorded if recorded.get("schema") == SCHEMA else {}
+
+
+def _is_quantised(base_path: str | Path) -> bool:
+    folder = _folder(resolve_base_model(base_path))
+    return folder is not None and bool(read_object(folder / "config.json").get(_QUANTISED))
+
+
 @lru_cache(maxsize=8)
 def _fingerprint(folder: Path, stamps: tuple) -> dict[str, str | None]:
-    return {"config": _settings_hash(folder), "weights": _weights_hash(folder)}
-
-
-def _settings_hash(folder: Path) -> str:
+    stored = read_object(folder / "config.json")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         values = config.get_text_config().to_dict()
     except (ValueError, KeyError, OSError):  # a model that brings its own code
-        values = read_object(folder / "config.json")
+        values = stored
     shown = {name: values.get(name) for name in _SETTINGS}
-    return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
+    settings = hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
+    tied = bool(values.get("tie_word_embeddings"))
+    return {
+        "config": settings,
+        "weights": None if stored.get(_QUANTISED) else _weights_hash(folder, tied),
+    }
 
 
-def _weights_hash(folder: Path) -> str | None:
+def _weights_hash(folder: Path, tied: bool) -> str | None:
+    """Of all tensors but an `lm_head.weight` that is the embeddings once more: whether a file holds
+    that is up to who saved it."""
     index = folder / "model.safetensors.index.json"
     names = (
         sorted(set(read_object(index)["weight_map"].values()))
@@ -136,7 +187,8 @@ def _weights_hash(folder: Path) -> str | None:
         return None
     whole = hashlib.sha256()
     for key in sorted(samples):
-        whole.update(key.encode() + b"\0" + samples[key] + b"\0")
+        if not (tied and key.endswith("lm_head.weight")):
+            whole.update(key.encode() + b"\0" + samples[key] + b"\0")
     return whole.hexdigest()
 
 
@@ -149,5 +201,6 @@ def _sample(tensor: Any) -> bytes:
     middle = tuple(slice(n // 2, n // 2 + 1) for n in shape[:-1])
     values = tensor[(*middle, slice(start, start + _SAMPLE))].flatten()
     if values.is_floating_point():
-        values = values.to(torch.bfloat16).view(torch.int16)
+        values = values.to(torch.bfloat16)
+        values = values.masked_fill(values.abs() < _LEAST, 0).view(torch.int16)
     return repr(tuple(shape)).encode() + values.contiguous().view(torch.uint8).numpy().tobytes()

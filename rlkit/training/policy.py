@@ -24,6 +24,7 @@ from rlkit.training.adapters import (
     check_adapter,
     using_adapter,
 )
+from rlkit.training.fingerprint import base_record, check_base
 from rlkit.training.logprobs import check_sharing
 from rlkit.training.mlp import keep_less
 from rlkit.training.models import resolve_base_model
@@ -65,6 +66,7 @@ def load_model_with_lora(
     if adapter is not None:
         _adapter_files(adapter)  # a slip in its path should not wait for the base
     base, tokenizer = load_base_model(base_path, precision, trust_remote_code=trust_remote_code)
+    record = base_record(base_path)
     log(f"model: {base_path} on {precision.reason}")
     if gradient_checkpointing:
         base.config.use_cache = False
@@ -74,12 +76,12 @@ def load_model_with_lora(
         model = peft.get_peft_model(base, _peft_config(base, base_path, lora_config))
     else:
         check_adapter(adapter, base, str(base_path))
+        check_base(adapter, base_path, record)
         model = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
         model.load_adapter(str(adapter), adapter_name=REFERENCE, is_trainable=False)
         model.set_adapter(TRAINED)
-    for (
-        config
-    ) in model.peft_config.values():  # the name that was given, not a folder of this machine
+    model.base_record = record  # a checkpoint says what was loaded, whatever the disk holds by then
+    for config in model.peft_config.values():  # the name that was given, no folder of this machine
         config.base_model_name_or_path = str(base_path)
     return model.eval(), tokenizer
 

@@ -12,12 +12,14 @@ from transformers import Qwen3ForCausalLM
 
 from rlkit.errors import ModelError
 from rlkit.training.adapters import (
+    add_adapter,
     as_reference,
     check_adapter,
     load_lora_checkpoint,
     save_lora_checkpoint,
     using_adapter,
 )
+from rlkit.training.fingerprint import check_base
 from rlkit.training.gradients import assert_gradients, trainable, without_dropout
 from rlkit.training.models import DEBUG, byte_tokenizer, debug_config, resolve_base_model
 from rlkit.training.policy import ModelPolicy, load_model_with_lora
@@ -87,6 +89,30 @@ def test_an_adapter_of_another_shape_is_not_put_half_into_the_model(tmp_path, mo
         other, _ = load(lora=SimpleNamespace(**{**vars(LORA), **kept}))
         with pytest.raises(ModelError, match="the lora section that it was trained with"):
             load_lora_checkpoint(other, tmp_path / "adapter")
+
+
+def test_an_adapter_of_a_base_of_the_same_shapes_is_refused_by_its_hash(tmp_path):
+    """Where training starts from it, goes on with it, and where it is set beside the trained one;
+    a checkpoint speaks of the base as it was loaded, whatever lies in its place by then."""
+    base, kept = tmp_path / "base", tmp_path / "kept"
+    for folder, seed in ((base, 0), (kept, 1)):
+        tiny_base(seed).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+    model, _ = load(base)
+    base.rename(tmp_path / "moved")
+    kept.rename(base)
+    save_lora_checkpoint(model, tmp_path / "adapter")
+    assert check_base(tmp_path / "adapter", tmp_path / "moved")
+    load_lora_checkpoint(model, tmp_path / "adapter")
+    add_adapter(model, tmp_path / "adapter", "beside")
+    other, _ = load(base)
+    for refused in (
+        lambda: load(base, adapter=tmp_path / "adapter"),
+        lambda: load_lora_checkpoint(other, tmp_path / "adapter"),
+        lambda: add_adapter(other, tmp_path / "adapter", "beside"),
+    ):
+        with pytest.raises(ModelError, match="is another model .its weights differ"):
+            refused()
 
 
 def test_an_adapter_names_the_base_as_it_was_given(tmp_path):
