@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlkit import cli
 from rlkit.config import RunConfig
+from rlkit.doctor import Finding
+from rlkit.doctor.look import Look
+from rlkit.doctor.practice import _aside, practice
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.loop import prepare_data
@@ -73,3 +77,44 @@ def test_without_a_model_or_data_no_step_is_tried(tmp_path, capsys, change):
     code, found = checked(tmp_path, capsys, *change)
     assert code == 1 and found[what]["level"] == "fail"
     assert found["step"]["text"] == f"no step was tried: {what} must be there first"
+
+
+def test_paths_with_signs_of_yaml_reach_the_step_whole(tmp_path):
+    rounds, adapter, place = (tmp_path / f"a #{name}: 'c'" for name in ("rounds", "ad", "place"))
+    config = RunConfig.from_sections(
+        output_root=str(tmp_path),
+        data={"rounds_path": str(rounds)},
+        model={"init_adapter": str(adapter)},
+    )
+    aside = _aside(Look(config), place)
+    assert (aside.output_root, aside.data.rounds_path) == (str(place), str(rounds))
+    assert aside.model.init_adapter == str(adapter)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+        (torch.OutOfMemoryError("CUDA out\nof memory"), "OutOfMemoryError: CUDA out of memory"),
+    ],
+)
+def test_what_the_machine_refuses_is_a_finding_of_the_step(tmp_path, monkeypatch, error, said):
+    def refuses(look, place):
+        yield Finding("ok", "prompts", "short")
+        raise error
+
+    monkeypatch.setattr("rlkit.doctor.practice._practice", refuses)
+    found = list(practice(Look(RunConfig.load(PARAMS, [f"output_root={tmp_path}"]))))
+    assert [one[:3] for one in found] == [("ok", "prompts", "short"), ("fail", "step", said)]
+    assert found[1].todo
+
+
+def test_the_list_is_whole_where_a_check_breaks_off(capsys, monkeypatch):
+    def breaks(config):
+        yield Finding("ok", "packages", "all")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("rlkit.doctor.quick_check", breaks)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["check", "--json", "--quick", "--params", str(PARAMS)])
+    assert [one["subject"] for one in json.loads(capsys.readouterr().out)] == ["packages"]

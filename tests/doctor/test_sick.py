@@ -22,6 +22,7 @@ from rlkit.library.bm25 import RankBM25Backend
 from rlkit.library.corpus import Corpus, Document, Library
 from rlkit.practice.task import Score
 from rlkit.training.adapters import save_lora_checkpoint
+from rlkit.training.fingerprint import base_fingerprint
 from rlkit.training.models import byte_tokenizer
 from rlkit.training.trial import try_step
 from tests.rounds.recorded import write_run
@@ -64,6 +65,12 @@ def test_a_missing_gradient(tmp_path):
     model.get_parameter(f"{name}.weight").requires_grad_(False)
     level, _, text, *_ = after_a_step(tmp_path, model=model)["gradients"]
     assert level == "fail" and text.startswith(f"1 of 16 tensors are frozen, first {name}.weight")
+
+
+def test_gradients_are_told_by_the_likelihood_where_every_action_is_cut_and_left_out(tmp_path):
+    found = after_a_step(tmp_path, mask_truncated=True)
+    assert found["ends"].level == "fail"
+    assert found["gradients"].level == "ok" and found["gradients"].facts == {"ok": 8, "waits": 8}
 
 
 def test_no_end_token(tmp_path):
@@ -111,10 +118,16 @@ def test_the_wrong_tokeniser_for_the_language(tmp_path):
 
 
 def test_leakage(tmp_path):
-    """The split keeps equal texts together; these differ by a sign and a capital."""
+    """A new split keeps equal texts together; one that is there may not have."""
     write_run(tmp_path / "rounds", "q1", question="Who wrote Emma?")
-    write_run(tmp_path / "rounds", "q2", question="Who wrote emma")
-    level, text, todo = splits(looked(tmp_path, f"data.rounds_path={tmp_path}/rounds"))
+    write_run(tmp_path / "rounds", "q2", question="Who  wrote emma?")
+    look = looked(tmp_path, f"data.rounds_path={tmp_path}/rounds")
+    ids = {part: [] for part in ("train", "dev", "eval")}
+    for state in look.recorded.states:
+        ids["train" if state.question_id == "q1" else "eval"].append(state.state_id)
+    look.folder.mkdir()
+    (look.folder / "splits.json").write_text(json.dumps({"schema": 1, "states": ids}))
+    level, text, todo = splits(look)
     assert level == "fail"
     assert "leakage: 1 questions stand in train and in eval, such as 'Who wrote " in text
     assert "keep one of each" in todo
@@ -143,11 +156,28 @@ def test_another_base(tmp_path):
     assert "does not fit 'debug'" in text and "48 against 32" in text
     save_lora_checkpoint(with_lora(tiny_base()), tmp_path / "like")
     settings = tmp_path / "like" / "adapter_config.json"
-    named = json.loads(settings.read_text()) | {"base_model_name_or_path": "someone/else"}
-    settings.write_text(json.dumps(named))
-    level, text, todo = model_check(looked(tmp_path, f"model.init_adapter={tmp_path}/like"))
+
+    def found(name: object) -> tuple:
+        said = json.loads(settings.read_text()) | {"base_model_name_or_path": name}
+        settings.write_text(json.dumps(said))
+        return model_check(looked(tmp_path, f"model.init_adapter={tmp_path}/like"))
+
+    assert found(None)[0] == "ok"  # nothing is said, so nothing contradicts
+    level, text, todo = found("\x1b[2J" + "x" * 200)
+    assert level == "warn" and "\x1b" not in text + todo and "x" * 60 not in text + todo
+    level, text, todo = found("someone/else")
     assert level == "warn" and "was trained on 'someone/else', and the base is 'debug'" in text
-    assert "set model.base_model_path to someone/else" in todo
+    assert "set model.base_model_path to 'someone/else'" in todo
+    proof = {"schema": 2, "name": "debug", **base_fingerprint("debug")}
+    (tmp_path / "like" / "base.json").write_text(json.dumps(proof))
+    assert found("someone/else")[0] == "ok"  # proved by hash, whatever the name
+    proof["weights"] = "0" * 64
+    (tmp_path / "like" / "base.json").write_text(json.dumps(proof))
+    level, text, _ = found("debug")
+    assert level == "fail" and text.startswith("base mismatch: ") and "its weights differ" in text
+    (tmp_path / "like" / "adapter_model.safetensors").write_bytes(b"no weights")
+    level, text, _ = found("debug")
+    assert level == "fail" and " is damaged (" in text and "mismatch" not in text
 
 
 def test_prompts_longer_than_the_model(tmp_path):
