@@ -12,7 +12,7 @@ from rlkit.results.breakdown import sampled_rows
 from rlkit.results.evaluation import PRIMARY, REWARD_PARTS, Evaluation, records
 from rlkit.results.report_habits import habit_intervals
 from rlkit.results.report_page import picture
-from rlkit.results.statistics import Interval, interval_text, share_test
+from rlkit.results.statistics import Interval, interval_text
 from rlkit.results.story import headline, known_text, pick_cases, tuned_policy
 
 _CASES = 2  # wins, and as many losses
@@ -52,16 +52,15 @@ def results(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def differences(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """One row a pair of policies with its cautions, and a cell for each metric: the interval, p and
-    Holm's p as `evaluation.json` has them, and for shares McNemar's exact p."""
+    """One row a pair of policies with its cautions, and a cell for each metric: the difference and
+    Holm's p as `evaluation.json` has them."""
     adjusted = records(evaluation.differences()[["p_holm"]])
     rows, place = [], iter(adjusted)
     for a, b in evaluation.pairs():
         cells, cautions = [], []
         for name, metric in evaluation.metrics.items():
             found = evaluation.difference(a, b, name)
-            exact = share_test(*evaluation.paired(a, b, name)) if metric.share else None
-            cells.append((found, found.p, next(place)["p_holm"], exact))
+            cells.append((found, next(place)["p_holm"]))
             if found.caution and found.enough:  # that too few differ stands in the cell
                 cautions.append(f"{metric.title}: {found.caution}")
         rows.append({"policy": a, "baseline": b, "cells": cells, "cautions": cautions})
