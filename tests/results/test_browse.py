@@ -138,11 +138,12 @@ def test_with_credit_clue_the_action_has_its_own_advantage_and_each_clue_its_wor
     rows["clue_values"] = [[2.5, 0.75], [0.9], [0.0], []]
     run.write_rollouts(1, rows)
     browser = browse(run)
-    # rewards 2.5, .9, none, -1: mean .8, deviations 1.7, .1, -1.8, σ = √(6.14 / 3) = 1.43062
-    expected = [1.7 / 1.430618, 0.1 / 1.430618, 0.0, -1.8 / 1.430618]
+    # rewards 2.5, .9, none, -2.1: mean 1.3 / 3, deviations 6.2, 1.4, -7.6 thirds, their squares
+    # 38.44 + 1.96 + 57.76 = 98.16, σ = √(98.16 / 3) / 3 = 5.72014 thirds
+    expected = [6.2 / 5.720140, 1.4 / 5.720140, 0.0, -7.6 / 5.720140]
     assert browser.table()["advantage"].tolist() == pytest.approx(expected, abs=1e-5)
     page = words(browser.page())
-    assert "advantage 1.1883" in page and "advantage 9" not in page
+    assert "advantage 1.08389" in page and "advantage 9" not in page
     assert "one credited 2.5 two credited 0.75" in page and "credited 0.9" in page
     assert page.count("credited") == 3  # an action without a reward credits nothing
 
