@@ -16,6 +16,7 @@ from rlkit.training.text import decode
 
 FILE = "certificate.json"
 _KEPT = 0.9  # below it, too much of an update was rounded away
+_NOISY = 1.1  # above it, too much was added
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Certificate:
     held_out: bool  # whether the prompts are of a run's evaluation states
     rounding: dict[str, Any]  # `all`, and `tensors` one by one: Update.row()
     untied: bool  # embeddings that were tied in the base
-    notes: tuple[str, ...] = ()  # of the caller, such as a base that was trained in 4 bits
+    notes: tuple[str, ...] = ()  # cautions of the caller, such as of a base in 4 bits
     device: str = "cpu"
     environment: dict[str, Any] = field(default_factory=environment_record)
 
@@ -74,18 +75,18 @@ class Certificate:
                 f"{self.dtype} does; compare both on your task, or merge into float32."
             )
         kept = self.rounding["all"]["kept"]
-        if kept is not None and abs(kept - 1) > 1 - _KEPT:
+        if kept is not None and kept < _KEPT:
             found.append(
                 f"Of the update, {kept:.0%} is left in {self.dtype}; serve base and adapter, or "
                 "merge into float32."
             )
+        if kept is not None and kept > _NOISY:
+            found.append(
+                f"Rounding to {self.dtype} made the update larger, to {kept:.0%} of what was "
+                "learnt: the rest is noise; serve base and adapter, or merge into float32."
+            )
         if kept is None:
             found.append("The update is zero: this adapter was never trained.")
-        if not self.base["checked"]:
-            found.append(
-                "The adapter does not say by a hash which base it was trained on; its name and "
-                "shapes fit this one."
-            )
         return found
 
     @property
@@ -94,7 +95,7 @@ class Certificate:
         worst, saved, own = self.float32, self.reloaded_from_float32, self.own_rounding
         every = self.rounding["all"]
         same = sum(text.same for text in self.greedy)
-        kept = "none" if every["kept"] is None else f"{every['kept']:.1%}"
+        kept = "none" if every["kept"] is None else f"{min(every['kept'], 1.0):.1%}"
         sentences = [
             "In float32 the merged model's logits differ from those of base and adapter by at most "
             f"{worst.max_difference:.1e} (allowed {self.allowed:.1e}).",
@@ -123,6 +124,30 @@ class Certificate:
         counts = {"n_prompts": self.n_prompts, "n_tokens": self.n_tokens}
         head = {"schema": 1, "verdict": self.verdict, "cautions": self.cautions, **counts}
         return plain(head | asdict(self) | {"greedy": texts})
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `certificate.json` and the model card say of a model all of whose weights were trained:
+    there was nothing to merge, so nothing is measured."""
+
+    name: str
+    dtype: str
+    base: dict[str, Any]  # which training began with: name, the hashes `config` and `weights`
+    checkpoint: str
+    adapters: tuple[dict[str, Any], ...] = ()
+    environment: dict[str, Any] = field(default_factory=environment_record)
+
+    @property
+    def verdict(self) -> str:
+        return f"All weights were trained, so nothing was merged; saved in {self.dtype}."
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.verdict}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `certificate.json` holds."""
+        return plain({"schema": 1, "verdict": self.verdict} | asdict(self))
 
 
 def adapter_record(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import nn
 from rlkit.deploy.rounding import plain_lora
 from rlkit.errors import ModelError
 from rlkit.training.adapters import check_adapter
-from rlkit.training.fingerprint import check_base, same_name
+from rlkit.training.fingerprint import check_base, same_name, trained_on_quantised
 from rlkit.training.models import resolve_base_model
 
 
@@ -63,32 +63,43 @@ class Base:
             ) from error
 
 
-def check_adapters(base: Base, adapters: Sequence[Path]) -> bool:
-    """Find adapters of another base before any weight is loaded; whether all of them say by a
-    hash that it is this one.
+def check_adapters(base: Base, adapters: Sequence[Path]) -> list[str]:
+    """Find adapters of another base before any weight is loaded; a sentence about each that does
+    not say by a hash that it is this one.
 
     Shapes are compared on an empty model, and the names of the bases by their last part, so that a
-    model's folder may have been moved. Raises ModelError naming both bases.
+    model's folder may have been moved; an adapter of a quantised base has another name. Raises
+    ModelError naming both bases.
     """
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(
             base.config(), trust_remote_code=base.trust_remote_code
         )
-    known = True
+    doubts = []
     for adapter in adapters:
         if not _adapts_embeddings(adapter):  # PEFT compares their shapes itself
             check_adapter(adapter, empty, base.name)
         plain_lora(peft.LoraConfig.from_pretrained(str(adapter)), adapter)
-        recorded = check_base(adapter, base.source)
-        known = known and recorded
+        if check_base(adapter, base.source):
+            continue
         settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
         trained_on = settings.get("base_model_name_or_path")
-        if not recorded and not same_name(trained_on, base.name):
+        if trained_on_quantised(adapter, trained_on):
+            doubts.append(
+                f"The adapter {adapter.name} was trained on {trained_on!r}, which is quantised: no "
+                f"hash can say whether {base.name!r} is what it was made of; the shapes fit."
+            )
+        elif same_name(trained_on, base.name):
+            doubts.append(
+                f"The adapter {adapter.name} does not say by a hash which base it was trained on; "
+                "its name and shapes fit this one."
+            )
+        else:
             raise ModelError(
                 f"the adapter at {adapter} was trained on {trained_on!r}, not on {base.name!r}; "
                 "give the base that it was trained on."
             )
-    return known
+    return doubts
 
 
 def with_adapters(model: nn.Module, adapters: Sequence[Path]) -> peft.PeftModel:

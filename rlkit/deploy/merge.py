@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlkit.config import RunConfig
 from rlkit.deploy import certificate as proof
-from rlkit.deploy.certificate import Certificate
+from rlkit.deploy.certificate import Certificate, Exported
 from rlkit.deploy.held_out import held_out_prompts
 from rlkit.deploy.loading import Base, check_adapters, short_name, untie, with_adapters
 from rlkit.deploy.model_card import model_card, run_evaluation, run_lineage
@@ -43,7 +43,7 @@ from rlkit.errors import ModelError, RunError
 from rlkit.files import new_folder, write_json, write_text
 from rlkit.run import Run
 from rlkit.training.checkpointing import PREFIX, checkpoint_steps
-from rlkit.training.fingerprint import base_fingerprint
+from rlkit.training.fingerprint import base_fingerprint, base_record
 from rlkit.training.precision import DTYPES
 
 TOLERANCE = 1e-4  # of the largest logit: float32 rounds to 3e-6 of it, a wrong merge is far off
@@ -86,8 +86,15 @@ def merge_run(
             print(f"{output} exists already and is left as it is")
     held_out = held_out_prompts(config, run) if new and config.lora.enabled else None
     for step, output in new.items():
+        facts = RunFacts(
+            held_out,
+            config.model.enable_thinking,
+            run_lineage(run, step),
+            run_evaluation(run, step),
+            (_FOUR_BITS,) if config.model.load_in_4bit else (),
+        )
         if not config.lora.enabled:
-            print(export_model(there[step], output, config.merge.dtype, max_shard_size))
+            export_model(there[step], output, base, config.merge.dtype, max_shard_size, facts)
             continue
         print(f"merging step {step} of {', '.join(map(str, new))} ...")
         merge_lora_to_base(
@@ -97,31 +104,9 @@ def merge_run(
             config.merge.dtype,
             max_shard_size=max_shard_size,
             trust_remote_code=config.model.trust_remote_code,
-            run=RunFacts(
-                held_out,
-                config.model.enable_thinking,
-                run_lineage(run, step),
-                run_evaluation(run, step),
-                (_FOUR_BITS,) if config.model.load_in_4bit else (),
-            ),
+            run=facts,
         )
     return list(outputs.values())
-
-
-def export_model(checkpoint: Path, output: Path, dtype: str, max_shard_size: str = "5GB") -> str:
-    """A checkpoint of all weights is a model already: saved in `dtype` with its tokenizer, and
-    without what only training needs. Returns a line that says so."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=DTYPES[dtype])
-    said = f"all weights were trained, so nothing was merged; saved in {dtype}"
-    with new_folder(output) as temporary:
-        model.save_pretrained(temporary, max_shard_size=max_shard_size)
-        tokenizer.save_pretrained(temporary)
-        write_json(
-            temporary / proof.FILE,
-            {"schema": 1, "verdict": said, "checkpoint": str(checkpoint), "dtype": dtype},
-        )
-    return f"{output.name}: {said}"
 
 
 @dataclass(frozen=True)
@@ -133,6 +118,30 @@ class RunFacts:
     lineage: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
+
+
+def export_model(
+    checkpoint: Path,
+    output: Path,
+    base_path: str | Path,
+    dtype: str,
+    max_shard_size: str = "5GB",
+    run: RunFacts | None = None,
+) -> Exported:
+    """A checkpoint of all weights is a model already: saved in `dtype` with its tokenizer and a
+    card, and without what only training needs. `base_path` is what training began with."""
+    run, record = run or RunFacts(), base_record(base_path) or {}
+    hashes = {part: record.get(part) for part in ("config", "weights")}
+    told = Exported(output.name, dtype, {"name": str(base_path), **hashes}, str(checkpoint))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=DTYPES[dtype])
+    with new_folder(output) as temporary:
+        model.save_pretrained(temporary, max_shard_size=max_shard_size)
+        tokenizer.save_pretrained(temporary)
+        write_json(temporary / proof.FILE, told.as_dict())
+        write_text(temporary / "README.md", model_card(told, run.lineage, run.evaluation))
+    print(told)
+    return told
 
 
 def merge_lora_to_base(
@@ -162,7 +171,7 @@ def merge_lora_to_base(
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
     base, run = Base.of(base_path, trust_remote_code), run or RunFacts()
-    checked = check_adapters(base, adapters)
+    doubts = check_adapters(base, adapters)
     tokenizer = base.tokenizer()
     asked = encode(tokenizer, prompts or run.prompts or PROMPTS, run.enable_thinking)
     before = _served(base, adapters, tokenizer, asked, DTYPES[dtype])
@@ -187,7 +196,7 @@ def merge_lora_to_base(
         certificate = Certificate(
             name=output.name,
             dtype=dtype,
-            base={"name": base.name, **base_fingerprint(base.source), "checked": checked},
+            base={"name": base.name, **base_fingerprint(base.source), "checked": not doubts},
             adapters=tuple(map(proof.adapter_record, adapters)),
             float32=in_float32,
             allowed=allowed,
@@ -199,7 +208,7 @@ def merge_lora_to_base(
             held_out=not prompts and bool(run.prompts),
             rounding={"all": total(updates).row(), "tensors": [x.row() for x in updates]},
             untied=untied,
-            notes=run.notes,
+            notes=(*run.notes, *doubts),
         )
         write_json(temporary / proof.FILE, certificate.as_dict())
         write_text(temporary / "README.md", model_card(certificate, run.lineage, run.evaluation))

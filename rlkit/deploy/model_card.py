@@ -10,13 +10,14 @@ from typing import Any
 import jinja2
 import yaml
 
-from rlkit.deploy.certificate import Certificate
+from rlkit.deploy.certificate import Certificate, Exported
 from rlkit.errors import DataError
 from rlkit.files import read_object
 from rlkit.run import Run
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~:@$^=\"])")  # escaped by a backslash, as CommonMark says
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_MADE = {"adapter": "merged", "model": "saved here"}
 _LONGEST = 2000  # characters of one value
 
 
@@ -29,7 +30,7 @@ def as_text(value: Any) -> str:
 
 
 def model_card(
-    certificate: Certificate,
+    certificate: Certificate | Exported,
     lineage: dict[str, Any] | None = None,
     evaluation: dict[str, Any] | None = None,
 ) -> str:
@@ -39,7 +40,7 @@ def model_card(
             "base_model": certificate.base["name"],
             "library_name": "transformers",
             "pipeline_tag": "text-generation",
-            "tags": ["rlkit", "grpo", "lora", "merged"],
+            "tags": ["rlkit", "grpo", *(["lora", "merged"] if certificate.adapters else [])],
         },
         sort_keys=False,
         default_style='"',  # one line a value, whatever stands in it: no `---` of its own
@@ -91,7 +92,8 @@ def run_evaluation(run: Run, step: int) -> dict[str, Any] | None:
     played = [a for a in (kept.get("adapters") or {}).values() if isinstance(a, dict)]
     steps = sorted({a["step"] for a in played if isinstance(a.get("step"), int)})
     if step in steps:
-        which = f"The adapter of step {step}, before it was merged, is among the policies."
+        kind = "adapter" if run.config.lora.enabled else "model"
+        which = f"The {kind} of step {step}, before it was {_MADE[kind]}, is among the policies."
     elif steps:
         which = f"It evaluated step {', '.join(map(str, steps))}, not this checkpoint."
     else:

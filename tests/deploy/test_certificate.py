@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,8 +116,9 @@ def test_a_verdict_names_the_figures_and_what_speaks_against_it(merged) -> None:
     assert "31% is left in bfloat16" in replace(report, rounding=lost).verdict
     far = replace(report.reloaded_from_float32, kl=10 * report.own_rounding.kl + 1)
     assert "merge into float32" in replace(report, reloaded_from_float32=far).verdict
-    unknown = replace(report, base=report.base | {"checked": False})
-    assert "does not say by a hash" in unknown.verdict
+    larger = {"all": {**lost["all"], "kept": 1.15}}
+    noisy = replace(report, rounding=larger).verdict
+    assert "made the update larger, to 115% of what was learnt" in noisy and "left" not in noisy
 
 
 def test_an_update_that_is_rounded_away_is_told(tmp_path: Path) -> None:
@@ -155,3 +157,27 @@ def test_given_prompts_are_what_is_compared(base: Path, adapter: Path, tmp_path:
     )
     assert [text.prompt for text in report.greedy] == ["q1", "q2"]
     assert 64 + 2 <= report.n_tokens <= 64 + 34  # the whole of a short text, the end of a long one
+
+
+def test_an_adapter_of_a_quantised_base_goes_into_the_unquantised_one_with_a_caution(
+    base: Path, tmp_path: Path
+) -> None:
+    quantised = Path(shutil.copytree(base, tmp_path / "tiny-bnb-4bit"))
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (quantised / "config.json").write_text(json.dumps(config))
+    adapter = make_adapter(base, tmp_path / "adapter", trained_on=str(quantised))
+    record_base(adapter, quantised)
+    shutil.rmtree(quantised)
+    report = merge_lora_to_base(base, adapter, tmp_path / "merged", "float32")
+    assert report.base["checked"] is False
+    (caution,) = report.cautions
+    assert "tiny-bnb-4bit', which is quantised: no hash can say" in caution
+
+
+def test_an_adapter_that_says_nothing_of_its_base_is_merged_with_a_caution(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    report = merge_lora_to_base(base, adapter, tmp_path / "merged", "float32")
+    assert report.base["checked"] is False
+    assert "does not say by a hash" in report.verdict

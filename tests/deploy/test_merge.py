@@ -18,6 +18,7 @@ from rlkit.deploy import merge
 from rlkit.deploy.merge import merge_lora_to_base, merge_run
 from rlkit.errors import ModelError, RunError
 from rlkit.run import Run
+from rlkit.training.fingerprint import base_fingerprint
 from tests.deploy.tiny import update_of
 
 MATRIX = "model.layers.1.self_attn.v_proj"
@@ -247,6 +248,24 @@ def test_a_run_in_4_bits_is_told_on_the_card_with_its_lineage(
     assert told[0].notes == () and "trained on rounded weights" in told[1].notes[0]
     assert (told[0].lineage["run"], told[0].lineage["checkpoint"]) == ("tiny", "step 5")
     assert told[0].prompts is None and told[0].evaluation is None  # the run has neither
+
+
+def test_a_fully_trained_checkpoint_is_saved_with_a_card_of_what_it_is(
+    config: RunConfig, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = config.with_overrides("lora.enabled=false", "merge.dtype=bfloat16", "run_name=full")
+    shutil.copytree(base, Run.open(full).checkpoints_folder / "checkpoint-7")
+    (folder,) = merge_run(full)
+    stored = json.loads((folder / "certificate.json").read_text())
+    card = (folder / "README.md").read_text()
+    assert stored["base"] == {"name": str(base), **base_fingerprint(base)}
+    assert stored["adapters"] == [] and "float32" not in stored
+    assert "all of whose weights were trained, saved in bfloat16" in card
+    assert stored["verdict"] in capsys.readouterr().out and "| checkpoint | step 7 |" in card
+    assert "lora" not in card and "| merged |" not in card and "adapter" not in card
+    weights = load_file(folder / "model.safetensors")[f"{MATRIX}.weight"]
+    original = load_file(base / "model.safetensors")[f"{MATRIX}.weight"]
+    assert torch.equal(weights, original.to(torch.bfloat16))
 
 
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(config: RunConfig) -> None:
