@@ -164,7 +164,9 @@ def _averaged(
 ) -> dict[str, Any]:
     first = next(iter(by_seed.values()))
     metric = first["evaluation"].primary
-    found = seeds_interval({s: r["evaluation"].paired(*pair, metric) for s, r in by_seed.items()})
+    share = first["evaluation"].metrics[metric].share
+    values = {seed: run["evaluation"].paired(*pair, metric) for seed, run in by_seed.items()}
+    found = seeds_interval(values, share=share)
     a, b = (first["names"].get(name, name) for name in pair)
     title = f"{first['evaluation'].metrics[metric].title}, {a} minus {b}"
     if twice:

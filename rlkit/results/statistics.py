@@ -199,13 +199,15 @@ class SeedsInterval(NamedTuple):
         return self.averaged.high
 
 
-def seeds_interval(by_seed: Mapping[Hashable, tuple[Mapping, Mapping]]) -> SeedsInterval:
+def seeds_interval(
+    by_seed: Mapping[Hashable, tuple[Mapping, Mapping]], *, share: bool = False
+) -> SeedsInterval:
     """The interval of several seeds' differences a - b together: `by_seed` maps a seed to its a
-    and b, see `paired_interval`."""
+    and b, see `paired_interval`; `share` is for the seeds' own intervals."""
     differences = [paired_differences(a, b) for a, b in by_seed.values()]
     shared = [q for q in differences[0] if all(q in d for d in differences)] if differences else []
     average = {q: math.fsum(d[q] for d in differences) / len(differences) for q in shared}
-    per_seed = {seed: paired_interval(a, b) for seed, (a, b) in by_seed.items()}
+    per_seed = {seed: paired_interval(a, b, share=share) for seed, (a, b) in by_seed.items()}
     return SeedsInterval(paired_interval(average, dict.fromkeys(average, 0.0)), per_seed)
 
 

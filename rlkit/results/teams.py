@@ -159,7 +159,7 @@ class TeamComparison:
     def difference(self, team: str, other: str, metric: str) -> PairedInterval:
         """Mean of team - other over the questions that both have a value for."""
         values = (self.question_values(name, metric) for name in (team, other))
-        return paired_interval(*values)
+        return paired_interval(*values, share=metric == "answer_found")
 
     def pairs(self) -> list[tuple[str, str]]:
         """Whom to compare with whom: as in an evaluation; where that leaves nobody, every team
