@@ -27,9 +27,8 @@ NEEDED = {"packages", "device", "model", "memory", "disk", "plug-ins", "data", "
 
 def practice(look: Look) -> Iterator[Finding]:
     """What the step shows, or why none was taken."""
-    import torch
-
     from rlkit.training.estimate import weights_are_here
+    from rlkit.training.trial import OUT_OF_MEMORY
 
     missing = sorted(look.failed & NEEDED) + ["servers"] * look.away
     if missing:
@@ -42,7 +41,7 @@ def practice(look: Look) -> Iterator[Finding]:
         try:
             with tempfile.TemporaryDirectory(prefix="rlkit-check-") as place:
                 yield from _practice(look, Path(place))
-        except (RlkitError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+        except (RlkitError, OSError, MemoryError, OUT_OF_MEMORY) as error:
             yield finding("step", refused(error))
 
 

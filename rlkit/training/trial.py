@@ -19,6 +19,9 @@ from rlkit.training.trainer import GRPOTrainer
 from rlkit.training.weights import TRAINED
 
 
+OUT_OF_MEMORY = torch.OutOfMemoryError  # for callers that load no torch themselves
+
+
 @dataclass(frozen=True)
 class Trial:
     """What a step showed.
