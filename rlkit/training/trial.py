@@ -18,7 +18,6 @@ from rlkit.training.rollout import Group
 from rlkit.training.trainer import GRPOTrainer
 from rlkit.training.weights import TRAINED
 
-
 OUT_OF_MEMORY = torch.OutOfMemoryError  # for callers that load no torch themselves
 
 
