@@ -85,6 +85,7 @@ class LLMChecker:
         self.server = JudgeServer(client, cache, model, address, log)
         self._counting = threading.Lock()
         self._looked_up = self._known = 0  # documents since take_metrics
+        self._used = (0, 0, 0)  # requests and tokens at take_metrics
         self._asked_for: dict[str, threading.Event] = {}  # key of a document -> the call's end
         self._replies = self._refusals = 0  # of requests with documents
 
@@ -174,11 +175,16 @@ class LLMChecker:
 
     def take_metrics(self) -> dict[str, float | None]:
         """`verdict_cache_hit_rate`: the share of the documents looked up since the last call that
-        the cache knew; None where none was looked up."""
+        the cache knew; None where none was looked up. And the requests that the server answered
+        since then, with the tokens of prompts and replies as it counted them."""
         with self._counting:
             rate = self._known / self._looked_up if self._looked_up else None
             self._looked_up = self._known = 0
-        return {"verdict_cache_hit_rate": rate}
+            usage, before = self.client.usage, self._used
+            self._used = (usage.requests, usage.prompt_tokens, usage.completion_tokens)
+            used = (float(now - old) for now, old in zip(self._used, before, strict=True))
+        names = ("judge_requests", "judge_prompt_tokens", "judge_completion_tokens")
+        return {"verdict_cache_hit_rate": rate, **dict(zip(names, used, strict=True))}
 
     def close(self) -> None:
         self.client.close()

@@ -3,17 +3,18 @@ is continued, and a second call adds nothing that is there already."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rlkit.agents.game import Game, Recorded
 from rlkit.agents.side_by_side import play_each
 from rlkit.agents.team import Team
 from rlkit.errors import ConfigError
-from rlkit.files import check_id
+from rlkit.files import append_line, check_id
 from rlkit.library.corpus import Question
 from rlkit.rounds.checkpoints import failure_of
 from rlkit.rounds.reading import DamagedFile, read_recorded
@@ -23,6 +24,7 @@ from rlkit.rounds.writer import META_NAME, RoundWriter, run_folders
 MAX_TRIES = 3  # of a question that fails
 EVERY = 10.0  # seconds from one line of `now_and_then` to the next
 NAMED = 5  # questions that a report names
+SPENT = "collected.jsonl"  # below the rounds: one line for each time that questions were played
 Progress = Callable[["CollectReport"], None]
 
 
@@ -61,6 +63,12 @@ class CollectReport:
     def seconds_left(self) -> float | None:
         """What the rest takes if it goes on at this pace; None before the first question."""
         return self.seconds / self.played * self.left if self.played else None
+
+    def spent(self) -> dict[str, str | int | float]:
+        """Who played how many questions, the seconds that it took, and what servers counted."""
+        kept = ("collector", "played", "seconds", "requests", "cost")
+        tokens = ("prompt_tokens", "completion_tokens")
+        return {name: value for name, value in asdict(self).items() if name in kept + tokens}
 
     def __str__(self) -> str:
         failures = f", {self.failed} failed (first: {self.first_failure})" if self.failed else ""
@@ -124,8 +132,12 @@ def collect(
         books.enter(index, recorded)
         books.show()
 
-    play_each(team, todo, on_end, books.show, batch_size, books.playing.__setitem__)
-    books.bring_up_to_date()
+    try:
+        play_each(team, todo, on_end, books.show, batch_size, books.playing.__setitem__)
+    finally:  # what an interrupted work has cost is not forgotten
+        books.bring_up_to_date()
+        if books.report.played or (books.report.requests and Path(root).is_dir()):
+            append_line(Path(root) / SPENT, json.dumps(books.report.spent()))
     if books.report.given_up and not todo:
         books.show()
     return books.report

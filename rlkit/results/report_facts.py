@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlkit.agents.recording import SPENT
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, DataError
-from rlkit.files import flat, read_json, read_object
+from rlkit.files import flat, read_json, read_jsonl, read_object
 from rlkit.run import Run
 from rlkit.section import shown
 from rlkit.yaml_text import read_yaml
@@ -29,6 +30,7 @@ FILES = {
     "lora_checkpoints": "adapters with all that is needed to resume",
     "merged": "whole models, ready to serve",
 }
+USED = ("requests", "prompt_tokens", "completion_tokens")  # of servers, as they count
 NOT_CHOICES = ("run_name", "overrides", "output_root")
 
 
@@ -91,10 +93,39 @@ def time_and_cost(run: Run, metrics: Sequence[dict[str, Any]]) -> list[tuple[str
         rows.append(("Warm start", f"{text}, {_sum(found, 'tokens'):,.0f} tokens learnt from"))
     rates = [row.get("verdict_cache_hit_rate") for row in metrics]
     hits = [rate for rate in rates if rate is not None]
+    rows += _collecting(run)
     if hits:
         text = f"{1 - sum(hits) / len(hits):.0%} of those looked up, mean over {len(hits)} steps"
         rows.append(("Documents that the judge had to label", text))
+    judged = [row for row in metrics if row.get("judge_requests")]
+    if judged:
+        used = [_sum(judged, f"judge_{name}") for name in USED]
+        prices = run.config.monitoring.price_in, run.config.monitoring.price_out
+        cost = sum(tokens * price for tokens, price in zip(used[1:], prices, strict=True)) / 1e6
+        rows.append(("The judge, in training", _asked(*used, cost)))
     return rows
+
+
+def _collecting(run: Run) -> list[tuple[str, str]]:
+    """What the rounds of this run took to collect; nothing where it was given recorded ones."""
+    path = run.folder / "rounds" / SPENT
+    spent = [row for _, row in read_jsonl(path, skip_half_line=True)] if path.exists() else []
+    if not spent:
+        return []
+    counts = {name: 0 for name in dict.fromkeys(row["collector"] for row in spent)}
+    for row in spent:
+        counts[row["collector"]] += row["played"]
+    played = ", ".join(f"{count} by {name}" for name, count in counts.items())
+    text = f"{_clock(_sum(spent, 'seconds'))} for questions played: {played}"
+    if _sum(spent, "requests"):
+        text += "; " + _asked(*(_sum(spent, name) for name in USED), _sum(spent, "cost"))
+    return [("Collecting the rounds", text)]
+
+
+def _asked(requests: float, read: float, written: float, cost: float) -> str:
+    """What was asked of a server, and its price where one is known (`monitoring.price_in`)."""
+    text = f"{requests:,.0f} requests, {read:,.0f} tokens read and {written:,.0f} written"
+    return f"{text}, cost {cost:.2f}" if cost else text
 
 
 def _sum(rows: Sequence[dict[str, Any]], key: str) -> float:

@@ -98,13 +98,15 @@ def test_alarms_of_the_training_stand_below_its_curves(toy_run: Path, report: st
 def test_the_checkpoint_that_was_evaluated_and_the_best_on_dev_are_named(toy_run: Path) -> None:
     path = toy_run / "evaluation.json"
     data = json.loads(path.read_text())
-    data["adapters"] = {"tuned": {"folder": "lora_checkpoints/checkpoint-8", "step": 8}}
+    played = {"folder": "lora_checkpoints/checkpoint-8", "step": 8, "precision": "bfloat16"}
+    data |= {"adapters": {"tuned": played}, "judge": "llm <b>x</b>", "corpus_fingerprint": "ab12"}
     path.write_text(json.dumps(data))
     rows = [{"step": step, "eval/reward": value} for step, value in ((0, 9.0), (4, 2.0), (8, 2.0))]
     (toy_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = write_report(toy_run).read_text(encoding="utf-8")
     assert "<dt>Evaluated as tuned Executor</dt>" in text
-    assert "<dd>lora_checkpoints/checkpoint-8 (step 8)</dd>" in text
+    assert "<dd>lora_checkpoints/checkpoint-8 (step 8), in bfloat16</dd>" in text
+    assert "<dd>llm &lt;b&gt;x&lt;/b&gt;</dd>" in text and "<dd>ab12</dd>" in text
     assert "<dd>step 4; <code>eval --checkpoint best</code> evaluates it</dd>" in text
 
 

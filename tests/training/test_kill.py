@@ -220,7 +220,7 @@ def test_a_run_killed_at_every_point_is_bitwise_the_run_that_was_never_interrupt
 
 # ---- what bitwise means
 
-VOLATILE = ("time", "seconds", "tokens_per_second", "memory", "verdict_cache_hit_rate")
+VOLATILE = ("time", "seconds", "tokens_per_second", "memory", "verdict_cache_hit_rate", "judge_")
 # Where the run is, when and by whom it was made; metrics.jsonl is compared line by line.
 OF_THE_PROCESS = ("config.yaml", "status.json", "lineage.json", "metrics.jsonl", ".lock")
 
