@@ -26,6 +26,7 @@ from rlkit.practice.reward import COUNT_KEYS
 from rlkit.results.actions import GROUP, StoredActions, named_run
 from rlkit.results.rescore import action_advantages
 from rlkit.results.state_text import StateTexts
+from rlkit.results.templating import template
 from rlkit.run import Run
 
 _NOT_READ = ("token_ids", "sampled_logp", "policy_logp", "reference_logp", "clue_spans")
@@ -282,12 +283,4 @@ def number(value: float | None) -> str:
 
 @lru_cache(1)
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rlkit.results", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = number
-    return environment.get_template("browse.html.j2")
+    return template("browse.html.j2", number=number)

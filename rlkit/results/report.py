@@ -26,7 +26,7 @@ from rlkit.files import write_text
 from rlkit.results import plots
 from rlkit.results.evaluation import load_evaluation
 from rlkit.results.report_facts import FILES, changed_parameters, lineage, parameters, time_and_cost
-from rlkit.results.report_page import template
+from rlkit.results.report_page import page as report_page
 from rlkit.results.report_results import results
 from rlkit.results.report_runs import side_by_side
 from rlkit.results.report_training import training
@@ -52,7 +52,7 @@ def write_report(
             raise RunError(f"{folder} is no run's folder; name one under outputs/ that exists.")
     runs = [_content(folder) for folder in folders]
     _name_apart(runs, folders)
-    page = template().render(
+    page = report_page().render(
         runs=runs,
         several=side_by_side(runs) if len(runs) > 1 else None,
         enough=ENOUGH_NON_ZERO,

@@ -11,19 +11,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rlkit.results import plots
+from rlkit.results.templating import template
 
 
-def template() -> jinja2.Template:
-    """The page; a name that it lacks is an error, not a gap."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rlkit.results", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "signed": signed, "p_value": p_value}
-    return environment.get_template("report.html.j2")
+def page() -> jinja2.Template:
+    """The report's page."""
+    return template("report.html.j2", number=number, signed=signed, p_value=p_value)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -121,7 +121,7 @@ def same_name(trained_on: str | None, base: str) -> bool:
         return True
     try:
         first, second = (_folder(resolve_base_model(name)) for name in (trained_on, base))
-    except ModelError:  # a folder that is gone: its name is all there is to compare
+    except (ModelError, OSError):  # gone, or impossible: the name is all there is to compare
         return False
     return None not in (first, second) and first.resolve() == second.resolve()
 

@@ -178,5 +178,6 @@ def test_names_mean_one_base_by_their_last_part_or_by_where_they_lead(
     assert not same_name("Qwen/Qwen3-8B-Base", "Qwen/Qwen3-8B")
     assert not same_name("Qwen", "Qwen/Qwen3-8B")  # an owner is not a model
     assert not same_name("/gone/one", str(base)) and not same_name("no id!/..", str(base))
+    assert not same_name("x" * 300, str(base))  # longer than a folder's name can be
     (tmp_path / "by-another-name").symlink_to(base)
     assert same_name(str(tmp_path / "by-another-name"), str(base))
