@@ -357,7 +357,7 @@ def _pipeline(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from rlkit.deploy.serve import serve
+    from rlkit.deploy.llama_server import serve
 
     serve(
         options.model, port=options.port, context=options.context, parallel=options.parallel,

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from rlkit.config import RunConfig
-from rlkit.deploy.serve import LocalServer
+from rlkit.deploy.llama_server import LocalServer
 from rlkit.training.loop import train_run
 
 pytest.importorskip("xllamacpp", reason="the extra serve is not installed")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.agents.llm import ChatClient, ContextLengthError
-from rlkit.deploy import serve as module
-from rlkit.deploy.serve import LocalServer, free_port, serve
+from rlkit.deploy import llama_server as module
+from rlkit.deploy.llama_server import LocalServer, free_port, serve
 from rlkit.errors import AgentError, ModelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def toy(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("gone.gguf", "no file"), (".", "vllm serve"), ("text.gguf", "no GGUF file")],
+    [("gone.gguf", "no file"), (".", "rlkit serve --model"), ("text.gguf", "no GGUF file")],
 )
 def test_what_is_no_gguf_file_is_refused(tmp_path, name, words):
     (tmp_path / "text.gguf").write_text("hello")
