@@ -89,6 +89,11 @@ class GrpoSection(Section):
         "group", "whose standard deviation divides the advantages, those of clues included"
     )
     credit: Literal["action", "clue"] = key("action", "what a token is credited with")
+    advantage: Literal["group", "best"] = key(
+        "group",
+        "group: the reward against the group's; best: 1 for the group's best action if its reward "
+        "is above 0, 0 for all others (rejection sampling, RAFT; wants kl_penalty 0)",
+    )
     num_iterations: int = key(1, "passes over each group", "passes", ge=1, le=64)
     mask_truncated: bool = key(False, "leave out actions cut off at max_new_tokens")
     top_p: float = key(1.0, "nucleus sampling; 1 is off", "probability", allowed="1 (off)")
@@ -180,16 +185,52 @@ class TrainingSection(Section):
     )
     save_every_n_steps: int = key(1, "a checkpoint every so many steps", "steps", ge=1)
     keep_last: int = key(3, "checkpoints kept (and the best one)", "checkpoints", ge=1)
+    best: str = key(
+        "reward",
+        "the best checkpoint is the highest on dev in this: reward, or a metric of the task, such "
+        "as discovery_rate",
+        pattern=r"^\w+$",
+        allowed="the name of a metric",
+    )
+    patience: int | None = key(
+        None,
+        "training ends after so many epochs in a row without a better one on dev; null: never",
+        "epochs",
+        ge=1,
+    )
+    stop_on: list[str] = key(
+        [],
+        "training ends where one of these alarms begins; empty: it goes on",
+        choices=(
+            "flat",
+            "cut",
+            "still",
+            "kl",
+            "entropy",
+            "repeats",
+            "leaves",
+            "invalid",
+            "unjudged",
+        ),
+    )
+    flat_share: float = key(
+        1.0,
+        "how often a state comes up, compared with others, whose last group was flat (all rewards "
+        "equal)",
+        "share",
+        ge=0,
+        le=1,
+    )
     resume: bool = key(True, "go on where the run's folder stands")
     gradient_checkpointing: bool = key(True, "recompute activations to save memory")
 
-    def epoch_steps(self, states: int) -> int:
+    def epoch_steps(self, states: int, processes: int = 1) -> int:
         """Steps of an epoch where there are so many training states."""
-        return self.steps_per_epoch or math.ceil(states / self.batch_size)
+        return self.steps_per_epoch or math.ceil(states / (self.batch_size * processes))
 
-    def total_steps(self, states: int) -> int:
-        """Steps of the whole run."""
-        steps = self.num_epochs * self.epoch_steps(states)
+    def total_steps(self, states: int, processes: int = 1, ahead: int = 0) -> int:
+        """Steps of the whole run; `ahead` of its epochs by the steps of fewer processes."""
+        steps = self.num_epochs * self.epoch_steps(states, processes) + ahead
         return min(steps, self.max_steps or steps)
 
 
@@ -203,11 +244,17 @@ class DataSection(Section):
     questions_path: str | None = key(None, "questions: a file or folder", min_length=1)
     max_questions: int | None = key(None, "questions used; null: all", "questions", ge=1)
     min_clues_per_round: int = key(2, "rounds with fewer are no samples", "clues", ge=1)
+    first_round: int = key(
+        1, "earlier rounds are no samples; 2: states that show what a round found", "rounds", ge=1
+    )
     max_samples_per_question: int = key(10, "states a question gives", "states", ge=1)
     train_ratio: float = key(0.8, "share that trains, by question", "share", gt=0, lt=1)
     dev_ratio: float = key(0.1, "share of those kept for epoch evaluations", "share", ge=0, lt=1)
     split: Literal["hard_first", "random", "stratified"] = key(
         "hard_first", "who goes into evaluation: the hardest, any, or the same mix of hops"
+    )
+    split_seed: int | None = key(
+        None, "draws the split; null: seed. The runs of a study, one a seed, have one split", ge=0
     )
     collectors: list[str] = key(
         ["scripted"],
@@ -337,6 +384,14 @@ class CheckerSection(Section):
     max_document_chars: int = key(
         2000, "longer documents are cut there for the judge", "characters", ge=100, le=100_000
     )
+    flip_share: float = key(
+        0.0,
+        "documents whose verdict is replaced by another one, drawn by question and document: what "
+        "a noisy judge does to training",
+        "share",
+        ge=0,
+        le=1,
+    )
     cache_path: str | None = key(
         None, "file that keeps every verdict; null: verdicts.sqlite beside the runs", min_length=1
     )
@@ -416,6 +471,21 @@ class SftSection(Section):
     warmup_steps: int = key(0, "updates over which the learning rate rises", "updates", ge=0)
     packing: Literal["auto", "never"] = key(
         "auto", "auto: the samples of an update pass the model together"
+    )
+    start_from: str | None = key(
+        None,
+        "adapter's folder that SFT goes on from, such as another run's warm start; null: none",
+        min_length=1,
+    )
+    evaluate_every_n_updates: int | None = key(
+        None,
+        "greedy evaluation on evaluation.epoch_states dev states every so many updates; the best "
+        "adapter (training.best) is kept; null: the last one is, without evaluation",
+        "updates",
+        ge=1,
+    )
+    patience: int = key(
+        3, "SFT ends after so many evaluations in a row without a better one", "evaluations", ge=1
     )
     save_every_n_updates: int = key(
         50, "how often the state is saved, to go on from after a stop", "updates", ge=1

@@ -26,7 +26,8 @@ def kept_splits(folder: str | Path, states: Sequence[State], config: Any) -> Spl
     if path.exists():
         return _restored(path, read_json(path), states)
     data = config.data
-    splits = split_states(states, data.train_ratio, data.dev_ratio, data.split, config.seed)
+    seed = config.seed if data.split_seed is None else data.split_seed
+    splits = split_states(states, data.train_ratio, data.dev_ratio, data.split, seed)
     write_json(path, _as_json(splits))
     return splits
 

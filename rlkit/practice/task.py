@@ -197,6 +197,7 @@ def build_search_task(
     samples = chosen_states(loader.extract_training_samples(), data.max_questions)
     if is_split:  # which may name states of failed runs that were current then
         samples += loader.superseded
+    samples = [state for state in samples if state.round >= data.first_round]
     _check_corpus(samples, env)
     task = SearchTask(kept_splits(run.folder, samples, config), env, config, scan=scan)
     task.damaged = tuple(loader.damaged)

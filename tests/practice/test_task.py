@@ -265,3 +265,26 @@ def test_questions_without_any_gold_are_refused_before_they_are_played(tmp_path:
     with pytest.raises(DataError, match="none of the 3 questions has gold documents"):
         collect_run(config, tmp_path / "rounds", library=replace(library, questions=bare))
     assert not (tmp_path / "rounds").exists()
+
+
+def test_earlier_rounds_are_no_samples_where_the_first_one_is_given(tmp_path: Path) -> None:
+    run = demo_run(tmp_path, first_round=2)
+    task = build_search_task(run.config, run)
+    states = [state for part in ("train", "dev", "eval") for state in task.splits.part(part)]
+    assert {state.round for state in states} == {2}
+
+
+def test_the_runs_of_a_study_have_one_split_whatever_their_seeds(tmp_path: Path) -> None:
+    def questions(name: str, seed: int, **data: object) -> list[set[str]]:
+        config = demo_run(tmp_path, rounds_path=str(tmp_path / "demo" / "rounds"), **data).config
+        run = Run.open(config.with_overrides(f"run_name={name}", f"seed={seed}"))
+        splits = build_search_task(run.config, run).splits
+        return [{s.question_id for s in splits.part(p)} for p in ("train", "dev", "eval")]
+
+    first = demo_run(tmp_path).config
+    collect_run(first, tmp_path / "demo" / "rounds")
+    shared = {"split": "random", "split_seed": 3}
+    one, other = questions("one", 7, **shared), questions("other", 8, **shared)
+    assert one == other
+    assert questions("three", 3, split="random") == one
+    assert questions("own", 8, split="random") != one
