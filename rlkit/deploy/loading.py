@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import peft
 import torch
@@ -47,10 +48,10 @@ class Base:
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
         return self._read(transformers.AutoTokenizer)
 
-    def load(self, dtype: torch.dtype) -> transformers.PreTrainedModel:
-        """The model on the CPU, in `dtype`."""
+    def load(self, dtype: torch.dtype, **options: Any) -> transformers.PreTrainedModel:
+        """The model in `dtype`, on the CPU unless `options` of `from_pretrained` say otherwise."""
         transformers.utils.logging.disable_progress_bar()
-        return self._read(transformers.AutoModelForCausalLM, dtype=dtype).eval()
+        return self._read(transformers.AutoModelForCausalLM, dtype=dtype, **options).eval()
 
     def _read(self, kind: type, **options):
         try:
