@@ -113,7 +113,17 @@ class _OwnChecker:
 
 def build_checker(config: Any, corpus: Corpus) -> DocumentChecker:
     """The checker that `checker.kind` names: gold, llm, or `module:object`, a callable
-    (config, corpus) -> DocumentChecker, whose answers are checked."""
+    (config, corpus) -> DocumentChecker, whose answers are checked. With `checker.flip_share`, that
+    share of its verdicts is replaced."""
+    checker, kind, share = _checker(config, corpus), config.checker.kind, config.checker.flip_share
+    if not share:
+        return checker
+    from rlkit.agents.noisy import FlippedChecker
+
+    return FlippedChecker(checker, share, kind)
+
+
+def _checker(config: Any, corpus: Corpus) -> DocumentChecker:
     kind = config.checker.kind
     built_in = {"gold": lambda config, corpus: GoldChecker(corpus), "llm": _live_checker}
     checker = named_object(kind, built_in, "checker.kind")(config, corpus)
