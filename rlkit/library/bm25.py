@@ -12,7 +12,7 @@ documents whose scores agree to 9 digits after the point are ranked in the order
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +25,8 @@ from rlkit.library.corpus import Corpus
 from rlkit.library.tokenize import Tokenizer
 
 _DIGITS = 9  # float64 sums in another order differ in the 15th digit; equal scores must tie
+_LEAST = 0.5 * 10.0**-_DIGITS  # what is smaller is rounded to 0
+_BLOCK = 1024  # scores
 
 
 class Hit(NamedTuple):
@@ -71,7 +73,8 @@ class _BM25:
 
 
 class BM25sBackend(_BM25):
-    """BM25 by bm25s: scores are computed once, kept on disk, and mapped into memory."""
+    """BM25 by bm25s: scores are computed once, kept on disk, and mapped into memory; documents
+    are read one after the other (postings.py), so that a library may be larger than memory."""
 
     def _build(self, corpus: Corpus, cache_folder: str | Path | None) -> Any:
         from rlkit.library.bm25_index import open_index
@@ -95,7 +98,7 @@ class RankBM25Backend(_BM25):
     """BM25 by rank-bm25, with an idf that is never negative; slow, but independent of bm25s."""
 
     def _build(self, corpus: Corpus, cache_folder: str | Path | None) -> Any:
-        return _okapi(corpus_words(corpus, self._tokenizer), self._k1, self._b)
+        return _okapi(list(corpus_words(corpus, self._tokenizer)), self._k1, self._b)
 
     def _scores(self, words: list[str]) -> np.ndarray:
         # rank-bm25 keeps the constant factor k1 + 1 that Lucene dropped
@@ -126,31 +129,49 @@ def idf(n: int, n_documents: int) -> float:
     return math.log(1.0 + (n_documents - n + 0.5) / (n + 0.5))
 
 
-def corpus_words(corpus: Corpus, tokenizer: Tokenizer) -> list[list[str]]:
+def corpus_words(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[list[str]]:
     """The words of each document, title first.
 
-    Raises DataError where no document holds a single word.
+    Raises DataError at the end where no document held a single word.
     """
-    words = [tokenizer(f"{document.title}\n{document.text}") for document in corpus]
-    if not any(words):
+    found = False
+    for document in corpus:
+        words = tokenizer(f"{document.title}\n{document.text}")
+        found = found or bool(words)
+        yield words
+    if not found:
         raise DataError(
             f"none of the {len(corpus)} documents holds a word that can be searched for; "
             "check the corpus's title and text fields."
         )
-    return words
 
 
 def best_hits(scores: np.ndarray, top_k: int) -> list[Hit]:
     """The best of scores (N,) above 0, best first, ties in the order of the corpus."""
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}; at least 1 document per clue must be asked for.")
-    scores = np.round(scores, _DIGITS)
-    found = np.flatnonzero(scores > 0)
+    found = _contenders(scores, top_k)
+    scores = np.round(scores[found], _DIGITS)
     if len(found) > top_k:
-        worst = np.partition(scores[found], -top_k)[-top_k]
-        found = found[scores[found] >= worst]  # all ties stay in until they are sorted
-    order = np.lexsort((found, -scores[found]))[:top_k]
-    return [Hit(int(i), float(scores[i])) for i in found[order]]
+        kept = scores >= np.partition(scores, -top_k)[-top_k]  # all ties, until they are sorted
+        found, scores = found[kept], scores[kept]
+    order = np.lexsort((found, -scores))[:top_k]
+    return [Hit(int(found[i]), float(scores[i])) for i in order if scores[i] > 0]
+
+
+def _contenders(scores: np.ndarray, top_k: int) -> np.ndarray:
+    """Positions, rising, of all scores (N,) that could be among the top_k: the top_k-th highest
+    peak of a block is no higher than the top_k-th best score, and few blocks reach it."""
+    if not len(scores):
+        return np.zeros(0, dtype=np.intp)
+    peaks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
+    least = _LEAST
+    if len(peaks) > top_k:
+        least = max(least, np.partition(peaks, -top_k)[-top_k] - 2 * _LEAST)
+    blocks = np.flatnonzero(peaks >= least)
+    places = (blocks[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
+    places = places[places < len(scores)]
+    return places[scores[places] >= least]
 
 
 def _okapi(words: list[list[str]], k1: float, b: float):

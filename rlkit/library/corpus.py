@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from rlkit.errors import DataError
 
@@ -41,7 +42,8 @@ class Question:
 
 
 class Corpus(Sequence[Document]):
-    """The documents of a library in a fixed order, found by position or by id.
+    """The documents of a library in a fixed order, found by position or by id; in memory here, on
+    disk in stored.py.
 
     Raises DataError where there is no document, or where two have the same id.
     """
@@ -52,12 +54,9 @@ class Corpus(Sequence[Document]):
             raise DataError(f"{source} holds no documents; at least one is needed.")
         self._positions: dict[str, int] = {}
         for position, document in enumerate(self._documents):
-            if self._positions.setdefault(document.docid, position) != position:
-                raise DataError(
-                    f"{source}: the document id {document.docid[:80]!r} occurs twice "
-                    f"(documents {self._positions[document.docid] + 1} and {position + 1}); "
-                    "every document needs an id of its own."
-                )
+            first = self._positions.setdefault(document.docid, position)
+            if first != position:
+                raise repeated_id(source, document.docid, first, position)
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -69,30 +68,54 @@ class Corpus(Sequence[Document]):
         return iter(self._documents)
 
     def __contains__(self, docid: object) -> bool:
-        return docid in self._positions
+        return self._find(docid) is not None
 
     def __repr__(self) -> str:
-        return f"Corpus({len(self)} documents, fingerprint {self.fingerprint[:12]})"
+        return f"{type(self).__name__}({len(self)} documents, fingerprint {self.fingerprint[:12]})"
 
     def position(self, docid: str) -> int:
         """The document's place, from 0. Raises KeyError for an unknown id."""
-        return self._positions[docid]
+        position = self._find(docid)
+        if position is None:
+            raise KeyError(docid)
+        return position
 
     def get(self, docid: str) -> Document | None:
         """The document of that id, or None."""
-        position = self._positions.get(docid)
-        return None if position is None else self._documents[position]
+        position = self._find(docid)
+        return None if position is None else self[position]
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) over every id, title and text in order: equal only for equal corpora."""
         digest = hashlib.sha256()
-        for document in self._documents:
-            for part in (document.docid, document.title, document.text):
-                raw = part.encode("utf-8", errors="surrogatepass")
-                digest.update(b"%d:" % len(raw))
-                digest.update(raw)
+        for document in self:
+            add_to_fingerprint(digest, encoded(document))
         return digest.hexdigest()
+
+    def _find(self, docid: object) -> int | None:
+        return self._positions.get(docid)
+
+
+def encoded(document: Document) -> tuple[bytes, bytes, bytes]:
+    """Id, title and text in UTF-8; lone surrogates, which a made-up document may hold, survive."""
+    parts = (document.docid, document.title, document.text)
+    return tuple(part.encode("utf-8", errors="surrogatepass") for part in parts)
+
+
+def add_to_fingerprint(digest: Any, parts: Iterable[bytes]) -> None:
+    """Count one more document, as `encoded` gives it, into a corpus's fingerprint."""
+    for raw in parts:
+        digest.update(b"%d:" % len(raw))
+        digest.update(raw)
+
+
+def repeated_id(source: str, docid: str, first: int, second: int) -> DataError:
+    """What is said of two documents (their positions) with the same id."""
+    return DataError(
+        f"{source}: the document id {docid[:80]!r} occurs twice (documents {first + 1} and "
+        f"{second + 1}); every document needs an id of its own."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,21 +22,34 @@ from rlkit.library.corpus import Corpus, Document, Library, Question
 from rlkit.library.fields import Row, identifier, strings, text_field
 from rlkit.library.qrels import find_qrels, read_qrels, tab_lines
 
+LARGE = 2**26  # bytes: some 100,000 passages
 _SUFFIXES = (".jsonl", ".json", ".tsv", ".parquet")
 
 
-def read_library(corpus_path: str | Path, questions_path: str | Path) -> Library:
-    """Read a corpus and its questions, and check that every gold document is there."""
-    return Library(read_corpus(corpus_path), read_questions(questions_path))
+def read_library(
+    corpus_path: str | Path, questions_path: str | Path, keep: str | Path | None = None
+) -> Library:
+    """Read a corpus (see read_corpus) and its questions, and check that every gold document is
+    there."""
+    return Library(read_corpus(corpus_path, keep), read_questions(questions_path))
 
 
-def read_corpus(path: str | Path) -> Corpus:
-    """Read the documents of a file or folder.
+def read_corpus(path: str | Path, keep: str | Path | None = None) -> Corpus:
+    """Read the documents of a file or folder: into memory, or, where the files have LARGE bytes
+    or more and `keep` names a folder, into a corpus on disk in there (stored.py).
 
     Raises DataError with file, line and field where something is missing or damaged.
     """
     files = _corpus_files(Path(path))
-    return Corpus((document for file in files for document in _documents(file)), str(path))
+
+    def documents() -> Iterator[Document]:
+        return (document for file in files for document in _documents(file))
+
+    if keep is not None and sum(f.stat().st_size for f in files if f.is_file()) >= LARGE:
+        from rlkit.library.stored import stored_corpus
+
+        return stored_corpus(files, documents, keep, str(path))
+    return Corpus(documents(), str(path))
 
 
 def read_questions(path: str | Path) -> tuple[Question, ...]:

@@ -97,6 +97,22 @@ def test_a_hair_of_rounding_does_not_order_documents():
     assert best_hits(np.array([third, 0.3]), 1) == [Hit(0, 0.3)]
 
 
+@pytest.mark.parametrize("top_k", [1, 3, 7, 40, 5000])
+def test_the_best_of_many_blocks_are_those_of_a_full_sort(top_k):
+    rng = np.random.default_rng(top_k)
+    for n, share in [(1, 1.0), (1023, 0.5), (1024, 0.01), (5000, 0.3), (40_000, 0.001)]:
+        scores = np.where(rng.random(n) < share, rng.integers(1, 40, n) / 7, 0.0)  # many ties
+        scores *= 1 + rng.choice([0, 1e-15], n)  # and a hair between them
+        order = sorted(range(n), key=lambda i: (-round(scores[i], 9), i))
+        wanted = [Hit(i, round(scores[i], 9)) for i in order[:top_k] if scores[i] > 0]
+        assert best_hits(scores, top_k) == wanted
+
+
+def test_scores_that_round_to_nothing_are_no_hits():
+    assert best_hits(np.array([4e-10, 6e-10]), 2) == [Hit(1, 1e-9)]
+    assert best_hits(np.zeros(3000), 2) == [] and best_hits(np.zeros(0), 2) == []
+
+
 @BOTH
 def test_a_corpus_without_words_is_an_error(backend):
     with pytest.raises(DataError, match="none of the 2 documents holds a word"):
