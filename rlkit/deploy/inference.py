@@ -119,7 +119,7 @@ def write(
         do_sample=temperature > 0,
         temperature=temperature or 1.0,
         top_p=1.0,
-        top_k=0,
+        top_k=0 if temperature > 0 else 50,  # 50: its default, of which it says nothing
         repetition_penalty=1.0,
         eos_token_id=ends,
         pad_token_id=ends[0] if pad is None else pad,
