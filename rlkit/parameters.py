@@ -340,7 +340,9 @@ class AnswersSection(Section):
 
 class SearchSection(Section):
     title: ClassVar[str] = "search"
-    backend: str = key("bm25s", "search engine", choices=("bm25s", "rank-bm25"), dotted=True)
+    backend: str = key(
+        "bm25s", "search engine", choices=("bm25s", "rank-bm25", "opensearch"), dotted=True
+    )
     k1: float = key(0.9, "BM25: how soon repeated words stop counting", ge=0, le=100)
     b: float = key(0.4, "BM25: how much long documents are held back", ge=0, le=1)
     top_k: int = key(5, "hits taken of each clue", "documents", ge=1, le=10000)
@@ -348,6 +350,19 @@ class SearchSection(Section):
     max_documents: int = key(8, "new documents read an action", "documents", ge=1, le=10000)
     stem: bool = key(False, "stem English words")
     stop_words: bool = key(True, "leave out English stop words")
+    url: str = key(
+        "http://127.0.0.1:9200",
+        "opensearch: the cluster's address; user and password come from the environment",
+        pattern=r"^https?://[^\s@]+$",
+        allowed="an address that starts with http:// or https://, without a user",
+    )
+    index: str = key(
+        "rlkit",
+        "opensearch: the index, filled by python -m rlkit.library.opensearch",
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$",
+        allowed="small letters, digits, '.', '_' and '-', at most 200, the first a letter or digit",
+    )
+    timeout: float = key(30.0, "opensearch: a request is given up then", "seconds", gt=0, le=3600)
 
 
 class ExecutorSection(Section):

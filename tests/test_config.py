@@ -167,7 +167,7 @@ def test_a_saved_config_reads_back_equal(tmp_path):
         ({"data": {"split": "hard-first"}}, "data.split is 'hard-first'; allowed is "
          "hard_first | random | stratified; did you mean hard_first?"),
         ({"search": {"backend": "bm25"}}, "search.backend is 'bm25'; allowed is "
-         "bm25s | rank-bm25 | module:object; did you mean bm25s?"),
+         "bm25s | rank-bm25 | opensearch | module:object; did you mean bm25s?"),
         ({"training": {"resume": "perhaps"}},
          "training.resume is 'perhaps'; allowed is true | false."),
         ({"grpo": [1]}, "grpo must be a mapping of keys to values, not [1]."),

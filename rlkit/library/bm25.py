@@ -112,12 +112,19 @@ BACKENDS: dict[str, Callable[..., SearchBackend]] = {
 }
 
 
+def _opensearch(corpus: Corpus, search_config: Any) -> SearchBackend:
+    from rlkit.library.opensearch import OpenSearchBackend
+
+    return OpenSearchBackend(corpus, search_config)
+
+
 def build_backend(
     corpus: Corpus, search_config: Any, cache_folder: str | Path | None = None
 ) -> SearchBackend:
     """The backend that `search.backend` names; bm25s keeps its index in `cache_folder` (None: in
     memory only). Raises ConfigError for an unknown name."""
-    made = named_object(search_config.backend, BACKENDS, "search.backend")
+    known = {**BACKENDS, "opensearch": _opensearch}
+    made = named_object(search_config.backend, known, "search.backend")
     if search_config.backend not in BACKENDS:
         return made(corpus, search_config)
     tokenizer = Tokenizer(stem=search_config.stem, stop_words=search_config.stop_words)

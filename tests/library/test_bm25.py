@@ -256,5 +256,7 @@ def test_a_users_own_backend_is_named_by_path(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "my_search", SimpleNamespace(OneHit=OneHit))
     assert isinstance(build_backend(FRUIT, config(backend="my_search:OneHit")), OneHit)
-    with pytest.raises(ConfigError, match="allowed are bm25s, rank-bm25, or module:object"):
+    with pytest.raises(
+        ConfigError, match="allowed are bm25s, rank-bm25, opensearch, or module:object"
+    ):
         build_backend(FRUIT, config(backend="lucene"))
