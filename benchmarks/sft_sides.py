@@ -45,6 +45,7 @@ def _settings(job: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(
         learning_rate=RATE, num_epochs=1, batch_size=job["batch_size"], max_samples=None,
         max_grad_norm=1.0, warmup_steps=0, packing=packing, save_every_n_updates=10**6,
+        start_from=None, evaluate_every_n_updates=None, patience=None, cpu_minutes=None,
     )  # fmt: skip
 
 

@@ -213,6 +213,13 @@ class TrainingSection(Section):
             "unjudged",
         ),
     )
+    cpu_minutes: float | None = key(
+        None,
+        "no step begins after so much processor time (of the main process) spent in steps, "
+        "evaluations apart; null: no limit",
+        "minutes",
+        gt=0,
+    )
     flat_share: float = key(
         1.0,
         "how often a state comes up, compared with others, whose last group was flat (all rewards "
@@ -499,8 +506,17 @@ class SftSection(Section):
         "updates",
         ge=1,
     )
-    patience: int = key(
-        3, "SFT ends after so many evaluations in a row without a better one", "evaluations", ge=1
+    patience: int | None = key(
+        3,
+        "SFT ends after so many evaluations in a row without a better one; null: never",
+        "evaluations",
+        ge=1,
+    )
+    cpu_minutes: float | None = key(
+        None,
+        "no update begins after so much processor time spent in updates; null: no limit",
+        "minutes",
+        gt=0,
     )
     save_every_n_updates: int = key(
         50, "how often the state is saved, to go on from after a stop", "updates", ge=1

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rlkit.agents.recording import now_and_then
@@ -19,10 +20,13 @@ from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_task
 from rlkit.run import Run
 from rlkit.training import alarms, fingerprint
+from rlkit.training.adapters import load_lora_checkpoint
+from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor, check_trackers
 from rlkit.training.policy import load_model_with_lora, prompt_counter
+from rlkit.training.ranks import Ranks
 from rlkit.training.schedule import state_order
 from rlkit.training.sft import (
     checkpoints_of,
@@ -31,7 +35,7 @@ from rlkit.training.sft import (
     save_warm_start,
     train_sft,
 )
-from rlkit.training.text import token_counter
+from rlkit.training.text import end_ids, token_counter
 from rlkit.training.trainer import GRPOTrainer
 
 Log = Callable[[str], None]
@@ -120,6 +124,9 @@ def warm_start(
         log(f"warm start: {folder} is there already")
         return folder
     model, tokenizer = load_model(config, None, log)
+    if config.sft.start_from is not None:
+        load_lora_checkpoint(model, config.sft.start_from)
+        log(f"warm start: goes on from {config.sft.start_from}")
     task.count_tokens = token_counter(tokenizer)
     found = list(task.examples())
     examples = encode_examples(
@@ -137,9 +144,30 @@ def warm_start(
         checkpoints=checkpoints_of(folder),
         progress=progress or _said(log),
         monitor=functools.partial(Monitor, config, run, part="sft"),
+        evaluate=_sft_evaluation(config, task, model, tokenizer),
+        best=config.training.best,
         log=log,
     )
     return save_warm_start(model, rows, folder)
+
+
+def _sft_evaluation(
+    config: Any, task: Any, model: Any, tokenizer: Any
+) -> Callable[[], dict[str, Any]] | None:
+    """Greedy evaluation on dev states during SFT; None where it is off, or there are none."""
+    states = sample_of(task.states("dev"), config.evaluation.epoch_states)
+    if not states or config.sft.evaluate_every_n_updates is None:
+        return None
+    writer = SimpleNamespace(
+        config=config,
+        settings=config.grpo,
+        task=task,
+        model=model,
+        tokenizer=tokenizer,
+        ends=end_ids(model, tokenizer),
+        ranks=Ranks(),
+    )
+    return functools.partial(greedy_evaluation, writer, states)
 
 
 def sft_run(config: Any, *, log: Log = print) -> Path:

@@ -28,6 +28,7 @@ from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.packing import packed_log_probs, packed_rows
 from rlkit.training.prefix import longest_text
+from rlkit.training.sft_best import BestAdapter, best_folder, is_over
 from rlkit.training.sft_state import SftState, begun_with
 from rlkit.training.text import encode_prompt
 
@@ -71,15 +72,20 @@ def train_sft(
     checkpoints: Path | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
     monitor: Callable[[int], Any] | None = None,
+    evaluate: Callable[[], dict[str, Any]] | None = None,
+    best: str = "reward",
     log: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
     """Train in place; returns one row an update: update, updates, loss, tokens, learning_rate,
-    grad_norm, seconds.
+    grad_norm, seconds, cpu_seconds (of the processor).
 
     `settings` is the params section `sft`. With a folder `checkpoints`, the state is saved there
     every `save_every_n_updates` updates, and training goes on from what is there.
     `monitor` makes a Monitor, given how many updates are done. The first
     interrupt ends it after the update that is under way, which is saved; a second one at once.
+    `evaluate` is called every `evaluate_every_n_updates` updates and after the last one; what it
+    measures stands in the row as `eval/...`, training ends as `sft_best.is_over` says, and the
+    model is left as it was where the metric `best` was highest.
 
     Raises DataError where there are no examples, or one that is used is longer than the model can
     read, RunError where other ones, or other settings,
@@ -99,22 +105,28 @@ def train_sft(
     state = SftState(checkpoints, model, optimizer, begun_with(examples, settings, seed), log)
     rows = state.restore()
     board = monitor(len(rows)) if monitor else None
+    kept = BestAdapter(checkpoints, model, best, evaluate, settings)
     try:
         with interrupt_flag(log, "update") as interrupted:
             for number in range(len(rows), len(batches)):
+                if is_over(rows, settings, best):
+                    break
                 chosen = [examples[i] for i in batches[number]]
                 row = _update(model, optimizer, chosen, settings, seed, number)
                 rows.append({"update": number + 1, "updates": len(batches), **row})
+                last = number + 1 == len(batches) or is_over(rows, settings, best)
+                evaluated = kept.evaluated(rows, last)
                 if board:
                     board.log({"step": number + 1} | {f"sft/{name}": row[name] for name in LOGGED})
                 if progress:
                     progress(rows[-1])
-                due = (number + 1) % settings.save_every_n_updates == 0
+                due = (number + 1) % settings.save_every_n_updates == 0 or evaluated
                 if interrupted.is_set() or (due and number + 1 < len(batches)):
                     state.save(rows)
                 if interrupted.is_set():
                     log(f"stopped after update {number + 1} of {len(batches)}")
                     raise KeyboardInterrupt
+        kept.put_back(rows, log)
     finally:
         model.eval()
         if board:
@@ -140,7 +152,9 @@ def checkpoints_of(folder: Path) -> Path:
 
 def remove_checkpoints(folder: Path) -> None:
     """Of a warm start that is written: its process may have been killed before it could."""
-    shutil.rmtree(checkpoints_of(folder), ignore_errors=True)
+    checkpoints = checkpoints_of(folder)
+    for path in (checkpoints, best_folder(checkpoints)):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _update(
@@ -152,7 +166,7 @@ def _update(
     number: int,
 ) -> dict[str, Any]:
     """One update, whose number counts from 0; its loss, tokens, rate, norm and seconds."""
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     tokens = sum(len(example.completion) for example in examples)
     torch.manual_seed(int(np.random.SeedSequence([seed, number]).generate_state(1)[0]))  # dropout
     model.train()
@@ -167,9 +181,9 @@ def _update(
     norm = clip_gradients(model, settings.max_grad_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    seconds = time.perf_counter() - start
     figures = {"loss": loss, "tokens": tokens, "learning_rate": rate, "grad_norm": norm}
-    return {**figures, "seconds": seconds}
+    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+    return {**figures, **spent}
 
 
 def _backward(model: nn.Module, examples: Sequence[Example], tokens: int) -> float:

@@ -29,7 +29,7 @@ from rlkit.training.resume import say_what_changed
 
 SETTINGS = (
     "learning_rate", "num_epochs", "batch_size", "max_samples", "max_grad_norm", "warmup_steps",
-    "packing",
+    "packing", "start_from",
 )  # fmt: skip
 
 

@@ -64,6 +64,7 @@ def sft(**changes):
     values = dict(
         learning_rate=1e-3, num_epochs=1, batch_size=2, max_samples=None, max_grad_norm=1.0,
         warmup_steps=0, packing="never", save_every_n_updates=50,
+        start_from=None, evaluate_every_n_updates=None, patience=None, cpu_minutes=None,
     )  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 

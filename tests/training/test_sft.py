@@ -17,11 +17,13 @@ from rlkit.training.sft import (
     save_warm_start,
     train_sft,
 )
+from rlkit.training.sft_best import is_over
 from tests.training.conftest import tiny_base, tiny_config, with_lora
 
 SETTINGS = SimpleNamespace(
     learning_rate=1e-2, num_epochs=1, batch_size=2, max_samples=None, max_grad_norm=1.0,
     warmup_steps=0, packing="never", save_every_n_updates=50,
+    start_from=None, evaluate_every_n_updates=None, patience=None, cpu_minutes=None,
 )  # fmt: skip
 
 
@@ -157,3 +159,37 @@ def test_examples_know_whose_they_are(tokenizer):
     ]
     assert [e.name for e in encode_examples(tokenizer, pairs, names=["q7", "q9"])] == ["q7", "q9"]
     assert [e.name for e in encode_examples(tokenizer, pairs)] == ["1", "2"]
+
+
+def evaluated(values, cpu_seconds=0.0):
+    return [{"eval/reward": value, "cpu_seconds": cpu_seconds} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "over"),
+    [([], False), ([1, 2, 2], False), ([1, 3, 2, 2], True), ([1, 3, 2, 4], False),
+     ([3, 3, 3], True), ([1, None, None, None], False)],
+)  # fmt: skip
+def test_sft_is_over_after_so_many_evaluations_without_a_better_one(values, over):
+    assert is_over(evaluated(values), settings(patience=2), "reward") is over
+    assert not is_over(evaluated(values), settings(), "reward")
+
+
+def test_sft_is_over_once_its_processor_time_is_spent():
+    assert is_over(evaluated([1] * 4, 20.0), settings(cpu_minutes=1.3), "reward")
+    assert not is_over(evaluated([1] * 3, 20.0), settings(cpu_minutes=1.3), "reward")
+
+
+def test_the_model_is_left_where_dev_was_best_and_training_ends_after_the_patience():
+    values, kept = iter([1, 5, 2, 3, 9]), []
+    model = with_lora(tiny_base(), spread=0.0)
+
+    def evaluate():
+        kept.append({name: p.detach().clone() for name, p in trainable(model).items()})
+        return {"reward": next(values)}
+
+    every = settings(num_epochs=9, evaluate_every_n_updates=1, patience=2)
+    examples = [Example([5, 6, 7], [8, 9, 2])] * 2
+    rows = train_sft(model, examples, every, seed=1, evaluate=evaluate)
+    assert [row["eval/reward"] for row in rows] == [1, 5, 2, 3]
+    assert all(torch.equal(p, kept[1][name]) for name, p in trainable(model).items())

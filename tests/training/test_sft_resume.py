@@ -27,11 +27,14 @@ def settings(**changes):
     values = dict(
         learning_rate=1e-2, num_epochs=2, batch_size=2, max_samples=None, max_grad_norm=1.0,
         warmup_steps=5, packing="auto", save_every_n_updates=2,
+        start_from=None, evaluate_every_n_updates=None, patience=None, cpu_minutes=None,
     )  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 
 
-def attempt(folder: Path, lora=LORA, at: int = 0, do=None, log=lambda _: None, **changes) -> Path:
+def attempt(
+    folder: Path, lora=LORA, at: int = 0, do=None, log=lambda _: None, evaluate=None, **changes
+) -> Path:
     """The warm start in `folder`, from a model that is loaded anew; `do` is called at an update."""
     model, _ = load_model_with_lora("debug", lora, device="cpu", log=lambda _: None)
 
@@ -41,7 +44,7 @@ def attempt(folder: Path, lora=LORA, at: int = 0, do=None, log=lambda _: None, *
 
     rows = train_sft(
         model, EXAMPLES, settings(**changes), seed=3, checkpoints=checkpoints_of(folder),
-        progress=progress, log=log,
+        progress=progress, log=log, evaluate=evaluate and (lambda: evaluate(model)),
     )  # fmt: skip
     return save_warm_start(model, rows, folder)
 
@@ -58,7 +61,7 @@ def content(folder: Path) -> dict:
     rows = json.loads((folder / "sft_metrics.json").read_text())
     found = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".json"}
     assert any(name.endswith("model.safetensors") for name in found)
-    return found | {"rows": [{k: v for k, v in row.items() if k != "seconds"} for row in rows]}
+    return found | {"rows": [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]}
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +155,25 @@ def test_killed_again_and_again_it_is_bitwise_the_one_that_ran_through(root, tmp
         )
         assert done.returncode == (-signal.SIGKILL if at else 0), done.stderr.decode()
     assert content(folder) == content(attempt(tmp_path / "whole" / "adapter"))
+
+
+def measured(model) -> dict:
+    """A figure of the weights alone, that rises and falls over the updates."""
+    total = sum(float(p.detach().sum()) for p in model.parameters() if p.requires_grad)
+    return {"reward": round(total * 1e4) % 7}
+
+
+def test_the_best_adapter_is_kept_also_where_sft_was_interrupted(tmp_path):
+    every = {"evaluate": measured, "evaluate_every_n_updates": 1}
+    whole = content(attempt(tmp_path / "whole" / "adapter", **every))
+    values = [row["eval/reward"] for row in whole["rows"]]
+    best = values.index(max(values))
+    assert best + 1 < UPDATES  # else nothing is proved
+    shorter = tmp_path / "shorter" / "adapter"
+    attempt(shorter, cpu_minutes=None)
+    folder = tmp_path / "part" / "adapter"
+    with pytest.raises(KeyboardInterrupt):
+        attempt(folder, at=best + 2, do=interrupt, **every)
+    assert content(attempt(folder, **every)) == whole
+    assert content(shorter)["adapter_model.safetensors"] != whole["adapter_model.safetensors"]
+    assert [path.name for path in folder.parent.iterdir()] == ["adapter"]
