@@ -247,9 +247,11 @@ def lasting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """All but half-recorded rounds: others may record there, so that nobody clears them away."""
+    """All but half-recorded rounds (others may record there, so that nobody clears them away), and
+    what it cost to collect them."""
     found = [path.relative_to(folder) for path in folder.rglob("*")]
-    return sorted(path for path in found if not fnmatch(str(path), "rounds/*/.*"))
+    passed_over = ("rounds/*/.*", "rounds/collected.jsonl")
+    return sorted(p for p in found if not any(fnmatch(str(p), one) for one in passed_over))
 
 
 def content(path: Path) -> Any:
