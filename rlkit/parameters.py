@@ -127,6 +127,11 @@ class GrpoSection(Section):
                     f"grpo.{name} is {getattr(self, name)}; training allows only {off} (off), "
                     "since the support of the log-probabilities would differ from what was sampled."
                 )
+        if self.advantage == "best" and self.credit == "clue":
+            raise ConfigError(
+                "grpo.advantage best credits whole actions and does not go with grpo.credit clue; "
+                "leave one of them at its default."
+            )
         if self.loss_type == "gspo" and self.importance_level == "token":
             if "importance_level" in self.model_fields_set:
                 raise ConfigError(

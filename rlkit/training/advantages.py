@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.training.credit import clue_advantages, clue_of_tokens
-from rlkit.training.grpo import scaled_advantages, step_divisor
+from rlkit.training.grpo import best_action_advantages, scaled_advantages, step_divisor
 from rlkit.training.rollout import Group
 from rlkit.training.text import token_texts
 
@@ -23,7 +23,10 @@ def token_advantages(groups: Sequence[Group], settings: Any, tokenizer: Any) -> 
     divisor = step_divisor([group.rewards for group in groups], settings.scale_rewards)
     result = []
     for group in groups:
-        advantages = scaled_advantages(group.rewards, divisor)
+        if settings.advantage == "best":
+            advantages = best_action_advantages(group.rewards)
+        else:
+            advantages = scaled_advantages(group.rewards, divisor)
         owners, values = np.full(group.sampled.tokens.shape, -1), []
         if settings.credit == "clue":
             for k, (ids, score) in enumerate(zip(group.sampled.rows(), group.scores, strict=True)):

@@ -196,3 +196,16 @@ def scaled_advantages(rewards: Sequence[float | None], divisor: float | None) ->
     if len(values) >= 2 and values.min() != values.max():
         advantages[known] = (values - values.mean()) / divisor
     return advantages
+
+
+def best_action_advantages(rewards: Sequence[float | None]) -> np.ndarray:
+    """(K,) float64: 1 for the first of the best actions, if its reward is above 0, else 0. On the
+    first pass, where the ratio is 1, the loss is then the negative log-likelihood of that action:
+    rejection-sampling fine-tuning on the policy's own samples (RAFT, arXiv:2304.06767).
+    """
+    compute_group_advantages(rewards)  # the check of the rewards is there
+    advantages = np.zeros(len(rewards))
+    known = [(reward, -k) for k, reward in enumerate(rewards) if reward is not None]
+    if known and max(known)[0] > 0:
+        advantages[-max(known)[1]] = 1.0
+    return advantages

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlkit.agents.recording import now_and_then
+from rlkit.errors import ConfigError
 from rlkit.files import new_folder, plain
 from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_task
 from rlkit.run import Run
-from rlkit.training import alarms, fingerprint
+from rlkit.training import alarms, fingerprint, stopping
 from rlkit.training.adapters import load_lora_checkpoint
 from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.interrupts import interrupt_flag
@@ -185,10 +186,11 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
     """
     run, log, total = trainer.run, trainer.log, trainer.total_steps
     start = trainer.load_checkpoint()
-    if start >= total:
+    over = stopping.reason(run.read_metrics(), trainer.config.training)
+    if start >= total or over:
         log(
-            f"{run.folder} is finished ({start} steps); raise training.num_epochs, or take "
-            "another run_name"
+            f"{run.folder} is finished ({start} steps{over and ': ' + over}); raise "
+            "training.num_epochs, or take another run_name"
         )
         run.set_status("finished", step=start)
         return "finished"
@@ -207,7 +209,12 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
                     run.set_status("stopped", step=trainer.progress.step)
                     log(f"stopped after step {trainer.progress.step}; the same command goes on")
                     return "stopped"
-            run.set_status("finished", step=total)
+                over = stopping.reason(run.read_metrics(), trainer.config.training)
+                if over and trainer.progress.step < total:
+                    trainer.save_checkpoint()
+                    log(f"ended after step {trainer.progress.step}: {over}")
+                    break
+            run.set_status("finished", step=trainer.progress.step)
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = f"{type(error).__name__}: {error}"[:500]
@@ -233,8 +240,16 @@ def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool)
         trainer.config.seed,
         step * training.batch_size,
         training.batch_size,
+        stopping.flat_states(trainer.run.read_metrics()) if training.flat_share < 1 else (),
+        training.flat_share,
     )
+    cpu = time.process_time()
     metrics = trainer.training_step(states)
+    metrics["cpu_time"] = time.process_time() - cpu
+    if training.flat_share < 1:
+        metrics["groups_flat"] = {
+            g.state.state_id: stopping.is_flat(g.rewards) for g in trainer.last_groups
+        }
     step += 1
     if last:  # a partial accumulation is applied
         metrics |= trainer.final_update()
@@ -275,7 +290,13 @@ def _dev_evaluation(trainer: GRPOTrainer) -> dict[str, Any]:
         return {}
     start = time.perf_counter()
     found = trainer.evaluate(states)
-    value, best = found["reward"], trainer.progress.best_value
+    metric = trainer.config.training.best
+    if metric not in found:
+        raise ConfigError(
+            f"training.best is {metric!r}, which the task does not measure; choose one of "
+            f"{', '.join(found)}."
+        )
+    value, best = found[metric], trainer.progress.best_value
     if value is not None and (best is None or value > best) and trainer.progress.step:
         trainer.progress.best_step, trainer.progress.best_value = trainer.progress.step, value
     return {f"eval/{k}": v for k, v in found.items()} | {

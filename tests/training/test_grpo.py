@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.config import RunConfig
 from rlkit.errors import DataError
 from rlkit.practice.task import Score
 from rlkit.training.advantages import token_advantages
 from rlkit.training.credit import clue_advantages, clue_of_tokens
-from rlkit.training.grpo import AVERAGES, KL_ESTIMATORS, group_advantages, group_loss, k3
+from rlkit.training.grpo import (
+    AVERAGES,
+    KL_ESTIMATORS,
+    best_action_advantages,
+    group_advantages,
+    group_loss,
+    k3,
+)
 from rlkit.training.models import byte_tokenizer
 from rlkit.training.rollout import Group
 from rlkit.training.sampling import SampledActions
@@ -188,14 +196,14 @@ def clue_group(rewards, values):
 def test_clues_are_scaled_as_their_actions_are(scale, divisor):
     """Rewards 0, 8 | 1, 3 and clue values 1, 5 | 2, 3: means 3 and 2.5."""
     groups = [clue_group([0.0, 8.0], [1.0, 5.0]), clue_group([1.0, 3.0], [2.0, 3.0])]
-    asked = SimpleNamespace(scale_rewards=scale, credit="clue")
+    asked = SimpleNamespace(scale_rewards=scale, credit="clue", advantage="group")
     found = token_advantages(groups, asked, byte_tokenizer())
     np.testing.assert_allclose(found[0], np.array([[-2.0], [2.0]]) / divisor)
     np.testing.assert_allclose(found[1], np.array([[-0.5], [0.5]]) / divisor)
 
 
 def test_clues_are_divided_by_their_own_spread_where_actions_are():
-    asked = SimpleNamespace(scale_rewards="group", credit="clue")
+    asked = SimpleNamespace(scale_rewards="group", credit="clue", advantage="group")
     found = token_advantages([clue_group([0.0, 8.0], [1.0, 5.0])], asked, byte_tokenizer())
     np.testing.assert_allclose(found[0], [[-1.0], [1.0]], atol=1e-7)
 
@@ -205,3 +213,25 @@ def test_tokens_belong_to_the_clue_whose_text_they_touch():
     text = "".join(pieces)
     spans = [(6, 10), (text.index("B"), text.index("B") + 1)]
     assert clue_of_tokens(pieces, spans) == [-1, 0, 0, -1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([0.0, 2.5, None, 2.5], [0, 1, 0, 0]), ([0.0, -0.1], [0, 0]), ([None, None], [0, 0]),
+     ([2.5, 2.5], [1, 0]), ([0.3, 5.0, 2.5], [0, 1, 0])],
+)  # fmt: skip
+def test_rejection_sampling_learns_the_first_of_the_best_actions_that_found_something(
+    rewards, expected
+):
+    assert best_action_advantages(rewards).tolist() == expected
+
+
+def test_on_the_first_pass_its_gradient_is_that_of_the_best_actions_likelihood():
+    logp = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], dtype=torch.float64, requires_grad=True)
+    advantages = torch.from_numpy(best_action_advantages([0.0, 2.5]))[:, None].expand(2, 2)
+    settings = RunConfig.from_sections(grpo={"loss_type": "dr_grpo", "kl_penalty": 0}).grpo
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    loss = group_loss(logp, logp.detach(), None, advantages, mask, settings)
+    (gradient,) = torch.autograd.grad(loss.total, logp)
+    assert gradient[0].tolist() == [0, 0]
+    assert gradient[1, 0] == gradient[1, 1] < 0
