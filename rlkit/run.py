@@ -40,6 +40,8 @@ MAY_CHANGE = (
     "training.max_steps",
     "training.resume",
     "model.vllm_base_url",
+    "search.url",
+    "search.timeout",
     "answers.sft_accuracy_threshold",
     "answers.below_threshold",
     "executor.served_model",

@@ -23,7 +23,7 @@ from rlkit.errors import DataError
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Library
 from rlkit.library.orchestrator import SearchOrchestrator
-from rlkit.practice.source import chosen_questions, load_library
+from rlkit.practice.source import chosen_questions, index_folder, load_library
 
 
 def collect_run(
@@ -57,7 +57,9 @@ def collect_run(
         )
     search = config.search
     orchestrator = orchestrator or SearchOrchestrator(
-        library.corpus, build_backend(library.corpus, search), search.top_k
+        library.corpus,
+        build_backend(library.corpus, search, index_folder(config)),
+        search.top_k,
     )
     reports = []
     with ExitStack() as closing:  # also at an interrupt: it ends what threads still wait for

@@ -29,9 +29,15 @@ def load_library(config: Any) -> Library:
             f"data.source is {data.source!r} and data.corpus_path is not set; recorded rounds hold "
             "no library, so give the documents that their clues are searched in."
         )
+    kept = index_folder(config)
     if data.questions_path is None:
-        return Library(read_corpus(data.corpus_path), ())
-    return read_library(data.corpus_path, data.questions_path)
+        return Library(read_corpus(data.corpus_path, kept), ())
+    return read_library(data.corpus_path, data.questions_path, kept)
+
+
+def index_folder(config: Any) -> Path:
+    """Where indexes, and large libraries as they are kept on disk, are shared by all runs."""
+    return Path(config.output_root) / ".index"
 
 
 def rounds_folder(config: Any, run_folder: str | Path) -> Path:

@@ -20,7 +20,7 @@ from rlkit.practice.collect_run import collect_run
 from rlkit.practice.environment import RoundResult, SearchRoundEnv, clue_values, create_environment
 from rlkit.practice.examples import search_examples
 from rlkit.practice.seam import Score, Task
-from rlkit.practice.source import chosen_states, load_library, rounds_folder
+from rlkit.practice.source import chosen_states, index_folder, load_library, rounds_folder
 from rlkit.practice.splits import NAME, PARTS, kept_splits
 from rlkit.rounds.checkpoints import RLCheckpointLoader, ScanReport
 from rlkit.rounds.split import Splits
@@ -174,7 +174,7 @@ def build_search_task(
     Raises DataError where no state is left to train on.
     """
     library = load_library(config)
-    cache = Path(config.output_root) / ".index"
+    cache = index_folder(config)
     env = create_environment(config, library, cache)
     folder = rounds_folder(config, run.folder)
     is_split = (Path(run.folder) / NAME).exists()
