@@ -1,5 +1,5 @@
-"""`RLCheckpointLoader`: from a folder of recorded runs to training states and their split. It
-reads one question after the other; a damaged file costs its run, not the scan."""
+"""`RLCheckpointLoader`: from a folder of recorded runs to training states and their split; a
+damaged file costs its run, not the scan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.errors import DataError, RlkitError
-from rlkit.files import check_id
-from rlkit.rounds.reading import Damaged, DamagedFile, read_recorded
+from rlkit.errors import DataError
+from rlkit.rounds.reading import Damaged
+from rlkit.rounds.records import RecordedRound, Recording, Round, Run
+from rlkit.rounds.scan import no_garbage_collection, scan
 from rlkit.rounds.split import split_states
-from rlkit.rounds.state import FAILED, SEARCH, MetaFile, RoundFile, RoundRef, State, make_state
-from rlkit.rounds.writer import META_NAME, round_name, run_folders
+from rlkit.rounds.state import FAILED, SEARCH, State
+from rlkit.rounds.state import failure_of as failure_of
+from rlkit.rounds.writer import META_NAME, folder_names
 
 
 @dataclass(slots=True)
@@ -45,20 +47,15 @@ class ScanReport:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    name: str
-    meta: MetaFile
-    files: dict[int, RoundFile]  # by round; 0 is the state before the first
-
-
 class RLCheckpointLoader:
     """Turns `<rounds_path>/<question_id>/run_NNN/` into states (DESIGN, section 6).
 
     Keeps SEARCH rounds with at least `min_clues_per_round` clues, at most
     `max_samples_per_question` per question, chosen by `seed`. A failed run gives no samples once
     the same collector has played its question again, so that no round counts twice; `superseded`
-    has the states that it gave until then.
+    has the states that it gave until then. Of each state a few hundred bytes stay in memory; its
+    tables are read from the files when they are asked for. Many questions are read by `processes`
+    (None: as many as there are cores), and what they gave is kept in an index beside them.
     """
 
     def __init__(
@@ -67,11 +64,13 @@ class RLCheckpointLoader:
         min_clues_per_round: int = 2,
         max_samples_per_question: int = 10,
         seed: int = 7,
+        processes: int | None = None,
     ) -> None:
         self.rounds_path = Path(rounds_path)
         self.min_clues_per_round = min_clues_per_round
         self.max_samples_per_question = max_samples_per_question
         self.seed = seed
+        self.processes = processes
         self.damaged: list[Damaged] = []
         self.superseded: list[State] = []
         self._failures: list[str] = []  # of the questions all of whose runs failed
@@ -83,12 +82,21 @@ class RLCheckpointLoader:
 
         Raises DataError where the folder is missing or holds no run at all.
         """
+        with no_garbage_collection():
+            return self._load_data()
+
+    def _load_data(self) -> ScanReport:
         report, self.damaged, self._samples = ScanReport(), [], []
         self.superseded, self._failures = [], []
-        for folder in self._question_folders():
-            runs = self._read_runs(folder, report)
-            if runs:
-                self._samples += self._samples_of(runs, report)
+        names = self._question_names()
+        found = scan(self.rounds_path, names, self.processes)
+        for name, recording in zip(names, found, strict=True):
+            report.unfinished_runs += recording.unfinished
+            report.damaged_runs += len(recording.damaged)
+            for run, file, line, reason in recording.damaged:
+                self.damaged.append(Damaged(self.rounds_path / name / run / file, line, reason))
+            if recording.runs:
+                self._samples += self._samples_of(name, recording, report)
         self._questions = report.questions
         if not report.runs + report.unfinished_runs + report.damaged_runs:
             raise DataError(
@@ -134,94 +142,67 @@ class RLCheckpointLoader:
         first = self._failures[0].rstrip(".")
         return f"{share} questions failed; the first: {first}. Mend that and collect again{rest}"
 
-    def _question_folders(self) -> list[Path]:
+    def _question_names(self) -> list[str]:
         try:
-            found = [path for path in self.rounds_path.iterdir() if not path.name.startswith(".")]
+            found = folder_names(self.rounds_path)
         except OSError as error:
             raise DataError(
                 f"{self.rounds_path} cannot be read ({error.strerror}); data.rounds_path must name "
                 "the folder that holds the question folders."
             ) from error
-        return sorted((path for path in found if path.is_dir()), key=lambda path: path.name)
+        return sorted(name for name in found if not name.startswith("."))
 
-    def _read_runs(self, folder: Path, report: ScanReport) -> list[_Run]:
-        """The whole runs of one question; damaged ones are set aside and counted."""
-        runs: list[_Run] = []
-        for run_folder in run_folders(folder):
-            if not (run_folder / META_NAME).exists():
-                report.unfinished_runs += 1
-                continue
-            try:
-                run = _read_run(run_folder, folder.name)
-                if runs and run.meta.question != runs[0].meta.question:
-                    raise DamagedFile(
-                        run_folder / META_NAME, None, f"asks another question than {runs[0].name}"
-                    )
-            except DamagedFile as error:
-                report.damaged_runs += 1
-                self.damaged.append(error.damaged)
-            else:
-                runs.append(run)
-        return runs
-
-    def _samples_of(self, runs: Sequence[_Run], report: ScanReport) -> list[State]:
+    def _samples_of(self, name: str, recording: Recording, report: ScanReport) -> list[State]:
         """The states of one question's runs, at most as many as the cap allows."""
-        gold = next((run.meta.gold_docids for run in runs if run.meta.gold_docids), ())
-        known = frozenset(gold) or _labelled_important(runs)
-        old = _superseded(runs)
-        current = [run for run in runs if run not in old]
+        old = _superseded(recording.runs)
+        current = [run for run in recording.runs if run not in old] if old else recording.runs
         report.questions += 1
-        report.questions_without_gold += not gold
+        report.questions_without_gold += not recording.gold
         report.runs += len(current)
         report.superseded_runs += len(old)
-        if all(run.meta.status == FAILED for run in current):
-            reason = failure_of(current[0].meta) or "no reason was recorded"
-            self._failures.append(f"{current[0].meta.question_id}: {reason}")
-        self.superseded += self._states_of(old, gold, known, ScanReport())
-        return self._states_of(current, gold, known, report)
+        if all(run.status == FAILED for run in current):
+            reason = current[0].failure or "no reason was recorded"
+            self._failures.append(f"{name}: {reason}")
+        if old:
+            self.superseded += self._states_of(name, recording, old, ScanReport())
+        return self._states_of(name, recording, current, report)
 
     def _states_of(
-        self,
-        runs: Sequence[_Run],
-        gold: Sequence[str],
-        known: frozenset[str],
-        report: ScanReport,
+        self, name: str, recording: Recording, runs: Sequence[Run], report: ScanReport
     ) -> list[State]:
         """The states of these runs that can be used, within the cap; `report` counts the rest."""
-        states: list[State] = []
+        usable: list[tuple[Run, int]] = []
         for run in runs:
-            for ref in run.meta.rounds:
-                if ref.round == 0:
-                    continue
-                report.rounds += 1
-                clues = ref.clues or run.files[ref.round].clues
-                if self._is_usable(ref, clues, report):
-                    states.append(_state_before(run, ref, clues, gold, known))
-        return self._capped(states, report)
+            report.rounds += len(run.rounds)
+            for number, row in enumerate(run.rounds, start=1):
+                if self._is_usable(row, report):
+                    usable.append((run, number))
+        folder = f"{self.rounds_path}/{name}"
+        return [
+            RecordedRound(folder, recording, run, number).state(name)
+            for run, number in self._capped(name, usable, report)
+        ]
 
-    def _is_usable(self, ref: RoundRef, clues: Sequence[str], report: ScanReport) -> bool:
-        if ref.failed is not None:  # also where the planner failed, and there is no strategy
+    def _is_usable(self, row: Round, report: ScanReport) -> bool:
+        if row.is_failed:  # also where the planner failed, and there is no strategy
             report.failed_rounds += 1
-        elif ref.strategy != SEARCH:
+        elif row.strategy != SEARCH:
             report.not_search += 1
-        elif len(clues) < self.min_clues_per_round:
+        elif row.clues < self.min_clues_per_round:
             report.too_few_clues += 1
         else:
             return True
         return False
 
-    def _capped(self, states: list[State], report: ScanReport) -> list[State]:
+    def _capped(
+        self, name: str, usable: list[tuple[Run, int]], report: ScanReport
+    ) -> list[tuple[Run, int]]:
         cap = self.max_samples_per_question
-        if len(states) <= cap:
-            return states
-        report.over_the_cap += len(states) - cap
-        generator = random.Random(f"{self.seed}/{states[0].question_id}")
-        return [states[i] for i in sorted(generator.sample(range(len(states)), cap))]
-
-
-def failure_of(meta: MetaFile) -> str | None:
-    """Why a question's last failed round failed; None where no round has a reason."""
-    return next((ref.failed for ref in reversed(meta.rounds) if ref.failed), None)
+        if len(usable) <= cap:
+            return usable
+        report.over_the_cap += len(usable) - cap
+        generator = random.Random(f"{self.seed}/{name}")
+        return [usable[i] for i in sorted(generator.sample(range(len(usable)), cap))]
 
 
 def discovery_by_round(states: Iterable[State]) -> dict[int, tuple[float, int]]:
@@ -240,67 +221,11 @@ def discovery_by_round(states: Iterable[State]) -> dict[int, tuple[float, int]]:
     }
 
 
-def _read_run(folder: Path, question_id: str) -> _Run:
-    """Read a whole run. Raises DamagedFile at the first file that is missing or damaged."""
-    path = folder / META_NAME
-    meta = read_recorded(path, MetaFile)
-    try:
-        check_id(meta.question_id, "question_id")
-    except RlkitError as error:
-        raise DamagedFile(path, None, str(error)) from error
-    if meta.question_id != question_id:
-        reason = f"question_id is {meta.question_id!r}, and the folder is {question_id!r}"
-        raise DamagedFile(path, None, reason)
-    names = {0: round_name(0), **{ref.round: ref.checkpoint for ref in meta.rounds}}
-    files = {number: _read_round(folder / name, number) for number, name in names.items()}
-    return _Run(folder.name, meta, files)
-
-
-def _read_round(path: Path, number: int) -> RoundFile:
-    file = read_recorded(path, RoundFile)
-    if file.round != number:
-        reason = f"holds round {file.round}, and the run lists it as round {number}"
-        raise DamagedFile(path, None, reason)
-    return file
-
-
-def _state_before(
-    run: _Run, ref: RoundRef, clues: Sequence[str], gold: Sequence[str], known: frozenset[str]
-) -> State:
-    """The training sample of a round: the state in the previous round's file."""
-    return make_state(
-        run.files[ref.round - 1],
-        question_id=run.meta.question_id,
-        question=run.meta.question,
-        run=run.name,
-        strategy=ref.strategy,
-        subgoal=ref.subgoal,
-        gold_docids=gold,
-        known_important=known,
-        recorded_clues=clues,
-        recorded_results=run.files[ref.round].results,
-        hops=run.meta.hops or len(set(gold)) or None,
-    )
-
-
-def _superseded(runs: Sequence[_Run]) -> list[_Run]:
+def _superseded(runs: Sequence[Run]) -> list[Run]:
     """The failed runs whose collector has played the question again, in the order given."""
-    last = {run.meta.collector: run.name for run in runs}
+    last = {run.collector: run.name for run in runs}
     return [
         run
         for run in runs
-        if run.meta.status == FAILED
-        and run.meta.collector is not None
-        and last[run.meta.collector] != run.name
+        if run.status == FAILED and run.collector is not None and last[run.collector] != run.name
     ]
-
-
-def _labelled_important(runs: Iterable[_Run]) -> frozenset[str]:
-    """Every document that any record of the question labels IMPORTANT."""
-    rows = (
-        row
-        for run in runs
-        for file in run.files.values()
-        for row in (*file.document_table, *file.results)
-    )
-    return frozenset(row.docid for row in rows if row.verdict == "IMPORTANT")

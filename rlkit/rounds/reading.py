@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from json.decoder import scanstring
@@ -41,12 +42,25 @@ class DamagedFile(Exception):
 
 def read_recorded(path: Path, model: type[Recorded]) -> Recorded:
     """Read and check one file. Raises DamagedFile with path, line and reason."""
+    return parse_recorded(path, read_file(path)[0], model)
+
+
+def read_file(path: Path) -> tuple[bytes, os.stat_result]:
+    """What a file holds, and its status before it was read. Raises DamagedFile, caused by the
+    system's error."""
     try:
-        raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        with open(path, "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            return file.read(), status
     except FileNotFoundError as error:
         raise DamagedFile(path, None, "the file is missing, and the run lists it") from error
     except OSError as error:
         raise DamagedFile(path, None, f"cannot be read ({error.strerror})") from error
+
+
+def parse_recorded(path: Path, raw: bytes, model: type[Recorded]) -> Recorded:
+    """Check what the file at `path` holds. Raises DamagedFile with path, line and reason."""
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -136,13 +136,41 @@ class MetaFile(_Recorded):
         return self
 
 
+def failure_of(meta: MetaFile) -> str | None:
+    """Why a question's last failed round failed; None where no round has a reason."""
+    return next((ref.failed for ref in reversed(meta.rounds) if ref.failed), None)
+
+
+class Source(Protocol):
+    """Where a recorded state is, for a `State` that reads its tables when they are asked for."""
+
+    missing: frozenset[str]
+    recorded_discovery: float | None
+
+    def load(self) -> State:
+        """The state with all its fields. Raises DataError where its files are no longer so."""
+
+
+class _Lazy:
+    """Fields that were not set are read from `_source`, which keeps only the last few."""
+
+    __slots__ = ("_source",)
+    _source: Source
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(self, "_source"):
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return getattr(self._source.load(), name)
+
+
 @dataclass(frozen=True, slots=True)
-class State:
+class State(_Lazy):
     """What the Executor sees before it writes, and what practice needs to score its clues.
 
     The prompt may show `question`, `subgoal`, the four tables and `seen_docids`; it must never
     show `gold_docids`, `known_important`, `recorded_clues` or `recorded_results` (what the
-    recorded round did from here). `round` is the round to play, from 1.
+    recorded round did from here). `round` is the round to play, from 1. Of a state that the loader
+    gave, what takes memory is read again from its files whenever it is asked for.
     """
 
     state_id: str
@@ -168,11 +196,15 @@ class State:
     @property
     def missing(self) -> frozenset[str]:
         """The known IMPORTANT documents that nobody has seen yet."""
+        if hasattr(self, "_source"):
+            return self._source.missing
         return self.known_important.difference(self.seen_docids)
 
     @property
     def recorded_discovery(self) -> float | None:
         """The share of the missing documents that the recorded round found; None if none is."""
+        if hasattr(self, "_source"):
+            return self._source.recorded_discovery
         missing = self.missing
         if not missing:
             return None
@@ -212,6 +244,31 @@ def make_state(
         recorded_results=tuple(recorded_results),
         hops=hops,
     )
+
+
+def state_from(
+    source: Source,
+    state_id: str,
+    question_id: str,
+    question: str,
+    number: int,
+    strategy: str,
+    gold_docids: tuple[str, ...],
+    known_important: frozenset[str],
+    hops: int | None,
+) -> State:
+    """A state with these fields; `source` has the others."""
+    state, put = object.__new__(State), object.__setattr__
+    put(state, "_source", source)
+    put(state, "state_id", state_id)
+    put(state, "question_id", question_id)
+    put(state, "question", question)
+    put(state, "round", number)
+    put(state, "strategy", strategy)
+    put(state, "gold_docids", gold_docids)
+    put(state, "known_important", known_important)
+    put(state, "hops", hops)
+    return state
 
 
 def _refuse_repeats(table: str, ids: Sequence[str]) -> None:
