@@ -4,7 +4,7 @@
     python -m rlkit serve --model m.gguf --port 8001
 
 It enforces JSON schemas, answers `--parallel` requests at once, and listens on this machine only.
-A model's folder is served by serve.py, on PyTorch; for many users there is vLLM.
+For real use there is vLLM: `vllm serve MODEL`.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def _gguf(model: str | Path | None) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         raise ModelError(
-            f"{path} is a folder, and llama.cpp's server takes a .gguf file; serve a model's folder "
-            f"with `python -m rlkit serve --model {path}`."
+            f"{path} is a folder, and this server takes a .gguf file; serve a model's folder with "
+            f"`vllm serve {path}`."
         )
     try:
         with open(path, "rb") as file:

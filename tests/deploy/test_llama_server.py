@@ -48,7 +48,7 @@ def toy(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("gone.gguf", "no file"), (".", "rlkit serve --model"), ("text.gguf", "no GGUF file")],
+    [("gone.gguf", "no file"), (".", "vllm serve"), ("text.gguf", "no GGUF file")],
 )
 def test_what_is_no_gguf_file_is_refused(tmp_path, name, words):
     (tmp_path / "text.gguf").write_text("hello")

@@ -1,1 +1,1 @@
-"""The parts of our own server (rlkit/deploy/serve.py): settings, model, batching, requests."""
+"""The parts of a server of our own: settings, model, continuous batching."""

@@ -38,8 +38,8 @@ class AnswerText:
         """What was held back, now that no token follows."""
         if self.stopped:
             return ""
-        self._grown(self._decode(self._ids[self._start :]), finished=True)
-        return "" if self.stopped else self._until(len(self._text))
+        piece = self._grown(self._decode(self._ids[self._start :]), finished=True)
+        return piece if self.stopped else piece + self._until(len(self._text))
 
     def _grown(self, window: str, finished: bool) -> str:
         before = len(self._text)

@@ -164,9 +164,10 @@ class Batcher:
                     self._turn()
                 except Exception as error:  # a bug, or no memory: it costs these jobs, no others
                     _LOG.exception("the model failed")
-                    what = f"the model failed ({type(error).__name__}); see the server's log."
-                    self._fail(lambda job: Failed(500, what), waiting=False)
-        self._fail(lambda job: Failed(503, "the server was stopped before the answer's end."))
+                    name = type(error).__name__
+                    failure = Failed(500, f"the model failed ({name}); see the server's log.")
+                    self._fail(failure, waiting=False)
+        self._fail(Failed(503, "the server was stopped before the answer's end."))
 
     def _turn(self) -> None:
         self._drop()
@@ -251,7 +252,7 @@ class Batcher:
         else:
             self._reading.remove(row)
 
-    def _fail(self, failure: Callable[[Job], Failed], waiting: bool = True) -> None:
+    def _fail(self, failure: Failed, waiting: bool = True) -> None:
         with self._changed:
             jobs = [row.job for row in [*self._reading, *self._writing]]
             if waiting:
@@ -260,7 +261,7 @@ class Batcher:
         self._reading, self._writing = [], []
         self._cache.clear()
         for job in jobs:
-            self._tell(job, failure(job))
+            self._tell(job, failure)
 
     def _tell(self, job: Job, event: Written | Failed) -> None:
         how = str(event.status) if isinstance(event, Failed) else event.finish
