@@ -12,7 +12,8 @@ from rlkit.deploy.serving.settings import ServerSettings
 from rlkit.training.sampling import sample_actions
 from rlkit.training.text import decode
 
-PROMPTS = [[3 + i % 250 for i in range(n)] for n in (1, 2, 7, 40, 300, 13)]  # 1 and 300: the edges of a part
+# of one token, of more than are read at once, and between
+PROMPTS = [[3 + i % 250 for i in range(n)] for n in (1, 2, 7, 40, 300, 13)]
 QUIET = {"log": lambda line: None}
 
 
