@@ -13,14 +13,21 @@ from rlkit.training.rollout import Group
 from rlkit.training.text import token_texts
 
 
-def token_advantages(groups: Sequence[Group], settings: Any, tokenizer: Any) -> list[np.ndarray]:
-    """(K, C) float64 advantages of every group of a step.
+def token_advantages(
+    groups: Sequence[Group],
+    settings: Any,
+    tokenizer: Any,
+    rewards: Sequence[Sequence[float | None]] | None = None,
+) -> list[np.ndarray]:
+    """(K, C) float64 advantages of every group of a step; `rewards` are those of all its groups
+    where other processes have some.
 
     `settings` has the attributes of the params section `grpo`. With `credit: clue` an action that
     has no reward is no company for the others' clues, and clues are scaled as actions are
     (`scale_rewards`). Raises DataError for a reward that is not finite.
     """
-    divisor = step_divisor([group.rewards for group in groups], settings.scale_rewards)
+    rewards = [group.rewards for group in groups] if rewards is None else rewards
+    divisor = step_divisor(rewards, settings.scale_rewards)
     result = []
     for group in groups:
         if settings.advantage == "best":

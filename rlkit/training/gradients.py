@@ -32,8 +32,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def assert_gradients(model: nn.Module) -> None:
-    """Raise ModelError unless every trainable parameter has a finite gradient.
+def assert_gradients(model: nn.Module, finite: bool = True) -> None:
+    """Raise ModelError unless every trainable parameter has a gradient, and a `finite` one.
 
     4-bit layers on some CPUs lose gradients with no more than a warning; this finds it.
     """
@@ -42,7 +42,7 @@ def assert_gradients(model: nn.Module) -> None:
             raise ModelError(
                 f"after the first backward pass {name} has no gradient; it would learn nothing."
             )
-        if not torch.isfinite(parameter.grad).all():
+        if finite and not torch.isfinite(parameter.grad).all():
             raise ModelError(f"after the first backward pass the gradient of {name} is not finite.")
 
 
@@ -58,3 +58,37 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
             "learning rate, or set model.dtype to float32."
         )
     return norm
+
+
+def loss_scaler(model: nn.Module) -> torch.amp.GradScaler:
+    """What scales the loss of a base that computes in float16, where small gradients would be 0
+    (arXiv:1710.03740, section 3.2); of any other base, one that does nothing."""
+    first = next(model.parameters())
+    half = any(parameter.dtype == torch.float16 for parameter in model.parameters())
+    scaler = torch.amp.GradScaler(first.device.type, enabled=half)
+    scaler.scale(torch.zeros((), device=first.device))  # made now: not every process has a loss
+    return scaler
+
+
+def clip_and_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    max_norm: float,
+) -> float | None:
+    """Clip the gradients and move; returns the norm that they had. Where gradients of a scaled
+    loss overflowed, nothing moves, the next loss is scaled by half as much, and there is no norm.
+
+    Raises ModelError where the norm is not finite and no scaling is to blame.
+    """
+    if not scaler.is_enabled():
+        norm = clip_gradients(model, max_norm)
+        optimizer.step()
+        return norm
+    scaler.unscale_(optimizer)
+    norm = float(nn.utils.get_total_norm([p.grad for p in trainable(model).values()]))
+    if math.isfinite(norm) or scaler.get_scale() <= 1:
+        clip_gradients(model, max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm if math.isfinite(norm) else None

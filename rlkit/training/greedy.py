@@ -1,8 +1,9 @@
-"""What a trainer's policy does greedily: the figures of the dev split during training."""
+"""What a trainer's policy does greedily: the figures of the dev split during training. Its states
+are spread over the ranks; all of them get the same figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,24 @@ from rlkit.training.text import decode, encode_prompt
 def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | None]:
     """Greedy actions on `states`: mean reward, mean KL (k3, per token) to the reference, and
     the means of the components that the task's `step_metrics` name."""
+    names = getattr(trainer.task, "step_metrics", {})
+    mine = [states[i] for i in trainer.ranks.part(len(states))]
+    everyone = trainer.ranks.gather_all(_greedy(trainer, mine, names))
+    scores = [score for one in everyone for score in one[0]]
+    kl, tokens = (sum(one[i] for one in everyone) for i in (1, 2))
+    parts = {name: mean([components[name] for _, components in scores]) for name in names}
+    return {
+        "reward": mean([reward for reward, _ in scores]),
+        "kl": kl / tokens if tokens else None,
+        **parts,
+        "states": float(len(states)),
+    }
+
+
+def _greedy(
+    trainer: Any, states: Sequence[Any], names: Iterable[str]
+) -> tuple[list[tuple[float | None, dict[str, Any]]], float, float]:
+    """Of this process' states: rewards with components, the sum of k3, and its tokens."""
     prompts = [
         encode_prompt(
             trainer.tokenizer, trainer.task.prompt(s), trainer.config.model.enable_thinking
@@ -36,18 +55,11 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
         )
         for i, ids in zip(part, sampled.rows(), strict=True):
             (score,) = trainer.task.score(states[i], [decode(trainer.tokenizer, ids)])
-            scores.append(score)
+            scores.append((score.reward, {name: score.components.get(name) for name in names}))
             if compared and score.reward is not None:  # unscorable ones count nowhere
                 kl += _kl_sum(trainer, prompts[i], ids)
                 tokens += len(ids)
-    names = getattr(trainer.task, "step_metrics", {})
-    parts = {name: mean([s.components.get(name) for s in scores]) for name in names}
-    return {
-        "reward": mean([score.reward for score in scores]),
-        "kl": kl / tokens if tokens else None,
-        **parts,
-        "states": float(len(states)),
-    }
+    return scores, kl, tokens
 
 
 @torch.no_grad()

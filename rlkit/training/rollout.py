@@ -86,6 +86,14 @@ def mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def parcel(group: Group) -> Group:
+    """A copy to be sent to another process: on the CPU, without the state, which is known there."""
+    sampled, values = group.sampled, vars(group) | {"state": None, "prefix": None}
+    tensors = {k: v.detach().cpu() for k, v in values.items() if isinstance(v, Tensor)}
+    on_cpu = {name: value.cpu() for name, value in vars(sampled).items()}
+    return Group(**values | tensors | {"sampled": type(sampled)(**on_cpu)})
+
+
 def group_tensors(group: Group) -> dict[str, Tensor]:
     """What further passes over a group need, on the CPU: `prompt` (P,), `ended` and `known` (K,),
     all others (K, C). `known`: which actions have a reward. What the group lacks is left out."""
@@ -104,12 +112,13 @@ def group_tensors(group: Group) -> dict[str, Tensor]:
     return {k: v.detach().cpu().contiguous() for k, v in tensors.items() if v is not None}
 
 
-def group_from_tensors(state: Any, pending: dict[str, Tensor], index: int, device: Any) -> Group:
-    """A group that only waits for further passes: its texts and scores are in the rollouts."""
+def group_from_tensors(state: Any, pending: dict[str, Tensor], prefix: str, device: Any) -> Group:
+    """A group that only waits for further passes: its texts and scores are in the rollouts. The
+    names of its tensors begin with `prefix`."""
     t = {
         key.rsplit("/", 1)[1]: value.to(device)
         for key, value in pending.items()
-        if key.startswith(f"group/{index}/")
+        if key.startswith(prefix)
     }
     sampled = SampledActions(t["tokens"], t["mask"], t["sampled_logp"], t["ended"])
     scores = [Score(0.0 if known else None, {}) for known in t["known"].tolist()]

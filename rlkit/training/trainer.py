@@ -6,9 +6,9 @@ often a state was sampled.
 
 For each group: sample (prompt computed once), score in the task's environment, reference pass,
 policy pass, backward. Gradients of sums are added up together with their denominators over the
-steps of an update and divided once, when the optimiser moves. Everything random is drawn from
-counters (seed, state, visit, action, token), so that a resumed run is the run that was never
-interrupted.
+steps of an update, and over the processes (ranks.py), and divided once, when the optimiser moves.
+Everything random is drawn from counters (seed, state, visit, action, token), so that a resumed run
+is the run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,21 @@ from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
 from rlkit.training.caches import PromptCache
 from rlkit.training.checkpointing import arithmetic
-from rlkit.training.gradients import assert_gradients, clip_gradients, trainable, without_dropout
+from rlkit.training.gradients import (
+    assert_gradients,
+    clip_and_step,
+    loss_scaler,
+    trainable,
+    without_dropout,
+)
 from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.grpo import group_loss
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics, task_metrics
 from rlkit.training.prefix import decoder_and_head, read_prompts
+from rlkit.training.ranks import Ranks
 from rlkit.training.resume import Progress, restore_trainer, save_trainer
-from rlkit.training.rollout import Group
+from rlkit.training.rollout import Group, mean, parcel
 from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
 from rlkit.training.schedule import learning_rate
 from rlkit.training.text import decode, encode_prompt, end_ids
@@ -48,7 +55,8 @@ class GRPOTrainer:
 
     `task` knows `states(split)`, `prompt(state)` and `score(state, completions)`; more it need not
     have (`rlkit.practice.task.Task`). With a `run`, metrics, rollouts and checkpoints go into its
-    folder.
+    folder. With `ranks` of several processes, they all call the same methods with the same states;
+    metrics and groups come together on the main rank.
     """
 
     def __init__(
@@ -60,7 +68,9 @@ class GRPOTrainer:
         run: Any = None,
         *,
         log: Callable[[str], None] = print,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
         self.config, self.task, self.model, self.tokenizer = config, task, model, tokenizer
         self.run, self.log = run, log
         self.settings = config.grpo
@@ -70,8 +80,11 @@ class GRPOTrainer:
             lr=self.settings.learning_rate,
             weight_decay=self.settings.weight_decay,
         )
+        self.scaler = loss_scaler(model)
         self.ends = end_ids(model, tokenizer)
         self.progress = Progress()
+        self.ahead = 0  # steps counted beyond the position in the data: with fewer processes
+        self.ranks.copy_(self.parameters)
         self.untrained = self._begin()
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
         self._checked = self._half_done = False
@@ -89,7 +102,8 @@ class GRPOTrainer:
         return {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def training_step(self, states: Sequence[Any]) -> dict[str, Any]:
-        """Sample, score and learn from one group a state; returns the step's metrics.
+        """Sample, score and learn from one group a state, of several processes each from its part
+        of the states; returns the step's metrics (on the main rank, elsewhere none).
 
         The optimiser moves when `gradient_accumulation_steps` steps have come together. Raises
         RunError where an earlier step broke off half done.
@@ -101,35 +115,61 @@ class GRPOTrainer:
         """Move the optimiser with the steps that wait for it, at the end of a run; the update's
         metrics, or none where no action waits."""
         with self._whole():
-            return self._update() if self.progress.denominator else {}
+            waiting = self.ranks.any(self.progress.denominator > 0)
+            return self._update() if waiting else {}
 
     def _step(self, states: Sequence[Any]) -> dict[str, Any]:
         task_metrics(self.task)  # what was counted between steps, as in an evaluation, is not ours
         begun = time.perf_counter()
         clock = {"sampling": 0.0, "environment": 0.0, "training": 0.0}
-        groups, stats = [], []
+        groups, stats, visits = [], [], self._count_visits(states)
+        mine = [(states[i], visits[i]) for i in self.ranks.part(len(states))]
         # advantages look beyond the group only with scale_rewards: batch; else one group at a time
         # is sampled and learnt from, while the graph of its prompt is at hand
         batch = self.settings.scale_rewards == "batch"
-        for part in [list(states)] if batch else [[state] for state in states]:
-            sampled = [self._visit(state, clock, graph=len(part) == 1) for state in part]
-            self._set_advantages(sampled)
+        for part in [mine] if batch else [[one] for one in mine]:
+            graph = len(part) == 1
+            sampled = [self._sample_group(state, clock, graph, visit) for state, visit in part]
+            self._set_advantages(sampled, together=batch)
             start = time.perf_counter()
             stats += [self._pass(group, first=True) for group in sampled]
             clock["training"] += time.perf_counter() - start
             groups += sampled
         self.window += groups
         self.progress.step += 1
+        self.progress.groups += len(states)
         start = time.perf_counter()
+        busy = start - begun
         update: dict[str, float] = {}
         if self.progress.step % self.config.training.gradient_accumulation_steps == 0:
             update = self._update()
         clock["training"] += time.perf_counter() - start
-        self.last_groups = groups
         seconds = time.perf_counter() - begun
+        self.last_groups = groups
+        told = (busy, seconds, clock, stats, task_metrics(self.task), groups)
+        return self._together(states, told, update)
+
+    def _together(
+        self, states: Sequence[Any], told: tuple[Any, ...], update: dict[str, float]
+    ) -> dict[str, Any]:
+        """The metrics of a step, and its groups as `last_groups`, from what the ranks tell; the
+        time is that of the slowest one."""
+        if not self.ranks.alone:
+            told = (*told[:-1], [parcel(group) for group in told[-1]])
+        everyone = self.ranks.gather(told)
+        if not everyone:
+            return {}
+        groups = [group for one in everyone for group in one[-1]]
+        for group, state in zip(groups, states, strict=True):
+            group.state = state
+        self.last_groups = groups
+        stats = [stat for one in everyone for stat in one[3]]
+        _, _, clock, *_ = max(everyone, key=lambda one: one[0])
+        seconds = max(one[1] for one in everyone)
         parts = getattr(self.task, "step_metrics", {})
         metrics = step_metrics(groups, stats, update, clock, seconds, self.settings, parts)
-        return metrics | task_metrics(self.task)
+        counted = [one[4] for one in everyone]
+        return metrics | {k: mean([one.get(k) for one in counted]) for k in counted[0]}
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -157,17 +197,24 @@ class GRPOTrainer:
         self._set_advantages([group])
         return pd.DataFrame(group.rows())
 
-    def _visit(self, state: Any, clock: dict[str, float], graph: bool) -> Group:
-        """A group that counts: the state's next one, in this step or a later one, is another."""
-        group = self._sample_group(state, clock, graph)
-        self.progress.visits[state.state_id] = group.visit + 1
-        return group
+    def _count_visits(self, states: Sequence[Any]) -> list[int]:
+        """The visit of each state of a step, counted alike on every rank: the state's next one, in
+        this step or a later one, is another."""
+        visits = []
+        for state in states:
+            visits.append(self.progress.visits.get(state.state_id, 0))
+            self.progress.visits[state.state_id] = visits[-1] + 1
+        return visits
 
-    def _sample_group(self, state: Any, clock: dict[str, float], graph: bool = False) -> Group:
-        """Sample and score a group. With `graph`, the prompt is read with gradients, once for
-        sampling and the policy pass (`reuse_prompt_graph`)."""
+    def _sample_group(
+        self, state: Any, clock: dict[str, float], graph: bool = False, visit: int | None = None
+    ) -> Group:
+        """Sample and score a group, of the next visit where none is given. With `graph`, the
+        prompt is read with gradients, once for sampling and the policy pass
+        (`reuse_prompt_graph`)."""
         start = time.perf_counter()
-        visit = self.progress.visits.get(state.state_id, 0)
+        if visit is None:
+            visit = self.progress.visits.get(state.state_id, 0)
         prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
         prefix = self._read_prompt(prompt) if graph and self._reuses_prompts else None
         sampled = self._sample(prompt, state, visit, range(self.settings.group_size), prefix)
@@ -224,9 +271,14 @@ class GRPOTrainer:
         tokens = torch.tensor([list(action)], device=self.device)
         return self.log_probs(prompt, tokens)[0][0]
 
-    def _set_advantages(self, groups: Sequence[Group]) -> None:
-        """(K, C) float64 advantages of every group, in place."""
-        found = token_advantages(groups, self.settings, self.tokenizer)
+    def _set_advantages(self, groups: Sequence[Group], together: bool = False) -> None:
+        """(K, C) float64 advantages of every group, in place; `together`: beside the groups of all
+        ranks."""
+        rewards = None
+        if together:
+            everyone = self.ranks.gather_all([group.rewards for group in groups])
+            rewards = [reward for one in everyone for reward in one]
+        found = token_advantages(groups, self.settings, self.tokenizer, rewards)
         for group, advantages in zip(groups, found, strict=True):
             group.advantages = advantages
 
@@ -256,9 +308,9 @@ class GRPOTrainer:
         loss = group_loss(logp, group.old_logp, group.ref_logp, advantages, mask, self.settings)
         self.progress.denominator += loss.denominator
         if learns:
-            loss.total.backward()
+            self.scaler.scale(loss.total).backward()
             if not self._checked:
-                assert_gradients(self.model)
+                assert_gradients(self.model, finite=not self.scaler.is_enabled())
                 self._checked = True
         stats = {**loss.stats, "total": float(loss.total.detach()), "denominator": loss.denominator}
         return stats
@@ -285,22 +337,31 @@ class GRPOTrainer:
             again += [self._pass(group, first=False) for group in self.window]
             update = self._move()
         self.window = []
-        return update | (clip_ratios(again) if again else {})
+        if self.settings.num_iterations == 1:
+            return update
+        again = [stat for one in self.ranks.gather(again) for stat in one]
+        return update | clip_ratios(again)
 
     def _move(self) -> dict[str, float]:
-        """Divide the summed gradients by their denominators, clip, and step. Where no action
-        counted, nothing moves, AdamW's momentum included."""
-        rate, norm = learning_rate(self.settings, self.progress.moves, self.planned_moves), 0.0
+        """Sum gradients and denominators over the ranks, divide once, clip, and step. Where no
+        action counted, nothing moves, AdamW's momentum included."""
+        rate = learning_rate(self.settings, self.progress.moves, self.planned_moves)
+        norm: float | None = 0.0
         for parameter in self.parameters.values():
             if parameter.grad is None:  # nothing to learn: a zero gradient, not a missing one
                 parameter.grad = torch.zeros_like(parameter)
-        if self.progress.denominator:
+        denominator = self.ranks.total(self.progress.denominator)
+        if denominator:
+            self.ranks.sum_({name: p.grad for name, p in self.parameters.items()})
             for parameter in self.parameters.values():
-                parameter.grad.div_(self.progress.denominator)
-            norm = clip_gradients(self.model, self.settings.max_grad_norm)
+                parameter.grad.div_(denominator)
             for settings in self.optimizer.param_groups:
                 settings["lr"] = rate
-            self.optimizer.step()
+            norm = clip_and_step(
+                self.model, self.optimizer, self.scaler, self.settings.max_grad_norm
+            )
+            if norm is None:
+                self.log(f"the gradients overflowed: scaled by {self.scaler.get_scale():g} now")
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.moves += 1
         self.progress.denominator = 0.0
@@ -308,11 +369,17 @@ class GRPOTrainer:
 
     @property
     def total_steps(self) -> int:
-        return self.config.training.total_steps(len(self.task.states("train")))
+        states = len(self.task.states("train"))
+        return self.config.training.total_steps(states, self.ranks.size, self.ahead)
 
     @property
     def epoch_steps(self) -> int:
-        return self.config.training.epoch_steps(len(self.task.states("train")))
+        return self.config.training.epoch_steps(len(self.task.states("train")), self.ranks.size)
+
+    @property
+    def position(self) -> int:
+        """Where the run stands in its epochs, in steps of as many processes as there are now."""
+        return self.progress.step - self.ahead
 
     @property
     def planned_moves(self) -> int:

@@ -112,7 +112,7 @@ def _follow_likelihood(trainer: GRPOTrainer, group: Group) -> None:
     tensors learn; those of the step, all 0, are thrown away, and the optimiser moves with these."""
     trainer.optimizer.zero_grad(set_to_none=True)
     logp, _ = trainer.log_probs(group.prompt, group.sampled.tokens, group.sampled.mask)
-    (-logp.sum()).backward()
+    trainer.scaler.scale(-logp.sum()).backward()
     trainer.progress.denominator = float(group.sampled.mask.sum())
 
 

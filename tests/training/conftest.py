@@ -14,6 +14,7 @@ from rlkit.practice.task import Score
 from rlkit.run import Run
 from rlkit.training import attention
 from rlkit.training.models import byte_tokenizer, debug_config
+from rlkit.training.ranks import Ranks
 from rlkit.training.trainer import GRPOTrainer
 
 
@@ -118,9 +119,17 @@ def tiny_config(tmp_path, **grpo) -> RunConfig:
     )
 
 
-def tiny_trainer(config: RunConfig, task=None, model=None, run: bool = True) -> GRPOTrainer:
+def tiny_trainer(
+    config: RunConfig, task=None, model=None, run: bool = True, ranks: Ranks | None = None
+) -> GRPOTrainer:
     opened = Run.open(config) if run else None
     model = model or with_lora(tiny_base(), spread=0.0)
     return GRPOTrainer(
-        config, task or LetterTask(), model, byte_tokenizer(), opened, log=lambda _: None
+        config,
+        task or LetterTask(),
+        model,
+        byte_tokenizer(),
+        opened,
+        log=lambda _: None,
+        ranks=ranks,
     )
