@@ -1,0 +1,160 @@
+"""What is sent to the server and what comes back. Unknown fields are refused, never ignored, and
+so is a value that would change the answer and is not supported."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Text = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Stops = Annotated[list[Text], Field(max_length=16)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class GenerateRequest(_Asked):
+    text: Text
+    max_tokens: Tokens = 512
+    temperature: Temperature = 0.7
+    top_p: Probability = 1.0
+    stop: Text | Stops | None = None
+    seed: Seed | None = None
+    raw: bool = Field(
+        False, description="true: the text is the whole prompt; false: a user's message, which is "
+        "put into the model's chat template",
+    )  # fmt: skip
+
+
+class GenerateAnswer(BaseModel):
+    text: str
+    confidence: float = Field(
+        ge=0, le=1, description="geometric mean of the answer's token probabilities"
+    )
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+    clues: list[str] | None = Field(description="of an Executor's answer; else null")
+
+
+class TextPart(_Asked):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Asked):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class StreamOptions(_Asked):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class TemplateOptions(_Asked):
+    enable_thinking: bool = False
+
+
+class ResponseFormat(_Asked):
+    type: Literal["text"]
+
+
+class ChatRequest(_Asked):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    model: str | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Temperature = 1.0
+    top_p: Probability = 1.0
+    n: Annotated[int, Field(ge=1, le=1)] = 1
+    stop: Text | Stops | None = None
+    seed: Seed | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    # taken where they ask for nothing
+    response_format: ResponseFormat | None = None
+    presence_penalty: Literal[0, 0.0] | None = None
+    frequency_penalty: Literal[0, 0.0] | None = None
+    # taken, since they do not touch the answer
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, answer: int) -> Usage:
+        return cls(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
+
+
+class LikelyToken(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(LikelyToken):
+    top_logprobs: list[LikelyToken]
+
+
+class Logprobs(BaseModel):
+    content: list[TokenLogprob]
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class Choice(BaseModel):
+    index: Literal[0] = 0
+    message: AnswerMessage
+    finish_reason: Literal["stop", "length"]
+    logprobs: Logprobs | None = None
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["rlkit"] = "rlkit"
+    max_model_len: int = Field(description="tokens of prompt and answer together")
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    status: Literal["ok", "draining", "failed"]
