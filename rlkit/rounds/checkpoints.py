@@ -14,9 +14,9 @@ from rlkit.rounds.reading import Damaged
 from rlkit.rounds.records import RecordedRound, Recording, Round, Run
 from rlkit.rounds.scan import no_garbage_collection, scan
 from rlkit.rounds.split import split_states
+from rlkit.rounds.stamps import META_NAME, folder_names
 from rlkit.rounds.state import FAILED, SEARCH, State
 from rlkit.rounds.state import failure_of as failure_of
-from rlkit.rounds.writer import META_NAME, folder_names
 
 
 @dataclass(slots=True)
@@ -223,6 +223,8 @@ def discovery_by_round(states: Iterable[State]) -> dict[int, tuple[float, int]]:
 
 def _superseded(runs: Sequence[Run]) -> list[Run]:
     """The failed runs whose collector has played the question again, in the order given."""
+    if len(runs) == 1:
+        return []
     last = {run.collector: run.name for run in runs}
     return [
         run

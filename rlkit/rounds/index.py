@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pydantic
 from pydantic_core import from_json
 
 from rlkit.files import write_bytes
-from rlkit.rounds.writer import META_NAME, round_name, run_names
+from rlkit.rounds import stamps
 
 NAME = ".scan-index"  # in the folder of the rounds; a name with a dot is no question
 GRAIN = 2_000_000_000  # ns; the coarsest clock in use, FAT's
-_SOURCES = ("state.py", "reading.py", "records.py", "index.py", "writer.py")
+_SOURCES = ("state.py", "reading.py", "records.py", "index.py", "stamps.py")
 
 
 def clock_of(root: Path) -> int | None:
@@ -38,47 +38,9 @@ def clock_of(root: Path) -> int | None:
         return None
 
 
-def stamp_of(file: str | Path | os.stat_result) -> tuple[int, ...]:
-    """(size, mtime, ctime, inode) of a file; of one that the system does not show, its errno, as a
-    negative number."""
-    try:
-        status = file if isinstance(file, os.stat_result) else os.stat(file)
-    except OSError as error:
-        return (-(error.errno or 0),)
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-
-
 def is_settled(status: os.stat_result, clock: int) -> bool:
     """Whether any later change to the file gives it another stamp."""
     return max(status.st_mtime_ns, status.st_ctime_ns) + GRAIN <= clock
-
-
-@lru_cache
-def _usual_names(count: int) -> tuple[str, ...]:
-    return (META_NAME, *(round_name(number) for number in range(count - 1)))
-
-
-def short_names(names: Sequence[str]) -> int | list[str]:
-    """The files that were opened in a run, or only how many where they have the usual names."""
-    return len(names) if _usual_names(len(names)) == tuple(names) else list(names)
-
-
-def opened_files(names: int | Sequence[str]) -> Sequence[str]:
-    """What `short_names` was given."""
-    return _usual_names(names) if isinstance(names, int) else names
-
-
-def current_record(folder: str, line: bytes) -> dict[str, Any] | None:
-    """The record in a line of the index, if the question's files are still those it was made of."""
-    record = from_json(line)
-    stamps, runs = record["stamps"], record["runs"]
-    if stamps is None or run_names(folder) != [run[0] for run in runs]:
-        return None
-    found: list[int] = []
-    for name, files, _ in runs:
-        for file in opened_files(files):
-            found += stamp_of(f"{folder}/{name}/{file}")
-    return record if found == stamps else None
 
 
 def read_index(root: Path) -> dict[str, bytes]:
@@ -96,11 +58,34 @@ def read_index(root: Path) -> dict[str, bytes]:
 
 def write_index(root: Path, lines: Mapping[str, bytes]) -> None:
     """Keep the lines, or nothing where the folder takes no file: the next scan then reads all."""
-    body = b"\n".join(name.encode() + b"\t" + line for name, line in lines.items())
+    body = _body(lines)
     try:
         write_bytes(root / NAME, b"%b\n%b" % (_head(body), body))
     except OSError:
         return
+
+
+def are_current(root: Path, lines: Mapping[str, bytes]) -> list[bool]:
+    """`stamps.is_current` of each line, as another process sees it; as this one does where that one
+    gives no answer."""
+    if not lines:
+        return []
+    command = [sys.executable, "-I", "-S", stamps.__file__, str(root)]
+    pipe, answer = subprocess.PIPE, b""
+    try:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as child:
+            child.stdin.write(_body(lines))
+            child.stdin.close()
+            answer = child.stdout.read().strip()
+    except OSError:
+        pass
+    if len(answer) == len(lines):
+        return [flag == ord("1") for flag in answer]
+    return [stamps.is_current(f"{root}/{name}", from_json(lines[name])) for name in lines]
+
+
+def _body(lines: Mapping[str, bytes]) -> bytes:
+    return b"\n".join(name.encode() + b"\t" + line for name, line in lines.items())
 
 
 def _head(body: bytes) -> bytes:

@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 
 from rlkit.errors import DataError, RlkitError
 from rlkit.files import check_id
-from rlkit.rounds.index import is_settled, opened_files, short_names, stamp_of
+from rlkit.rounds.index import is_settled
 from rlkit.rounds.reading import DamagedFile, Recorded, parse_recorded, read_file
+from rlkit.rounds.stamps import (
+    META_NAME,
+    opened_files,
+    round_name,
+    run_names,
+    short_names,
+    stamp_of,
+)
 from rlkit.rounds.state import MetaFile, RoundFile, State, failure_of, make_state, state_from
-from rlkit.rounds.writer import META_NAME, round_name, run_names
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 DIGITS = 32  # of a file's digest

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic_core import from_json
 
-from rlkit.rounds.index import clock_of, current_record, opened_files, read_index, write_index
-from rlkit.rounds.readers import read_all
+from rlkit.rounds.index import are_current, clock_of, read_index, write_index
+from rlkit.rounds.readers import available_processes, read_all
 from rlkit.rounds.records import Recording
+from rlkit.rounds.stamps import is_current, opened_files
 
 INDEX_FROM = 1000  # files that were read; for fewer, no index is written
+HELP_FROM = 2000  # questions in the index; fewer are looked at without another process
 
 
 def scan(root: Path, names: Sequence[str], processes: int | None = None) -> list[Recording]:
     """What is recorded of the questions in these folders below `root`, in their order."""
     kept, clock = read_index(root), clock_of(root)
-    found = [_from_index(root, name, kept) for name in names]
+    found = _from_index(root, names, kept, processes or available_processes())
     changed = [at for at, recording in enumerate(found) if recording is None]
     lines = read_all(root, [names[at] for at in changed], clock, processes)
     opened = 0
@@ -35,10 +38,26 @@ def scan(root: Path, names: Sequence[str], processes: int | None = None) -> list
     return found
 
 
-def _from_index(root: Path, name: str, kept: dict[str, bytes]) -> Recording | None:
+def _from_index(
+    root: Path, names: Sequence[str], kept: dict[str, bytes], processes: int
+) -> list[Recording | None]:
     """None where the index does not have the question as it is."""
-    record = current_record(f"{root}/{name}", kept[name]) if name in kept else None
-    return None if record is None else Recording.of(record)
+    known = [name for name in names if name in kept]
+    ours = len(known) // 2 if processes > 1 and len(known) >= HELP_FROM else len(known)
+    with ThreadPoolExecutor(1) as threads:  # which waits for the process that does the other half
+        answers = threads.submit(are_current, root, {name: kept[name] for name in known[ours:]})
+        found = {}
+        for name in known[:ours]:
+            record = from_json(kept[name])
+            if is_current(f"{root}/{name}", record):
+                found[name] = Recording.of(record)
+        theirs = [(name, Recording.of(from_json(kept[name]))) for name in known[ours:]]
+        found |= {
+            name: recording
+            for (name, recording), answer in zip(theirs, answers.result(), strict=True)
+            if answer
+        }
+    return [found.get(name) for name in names]
 
 
 def _is_plain(name: str) -> bool:

@@ -4,47 +4,20 @@ all; a writer that is killed leaves only a hidden folder, which no reader takes 
 from __future__ import annotations
 
 import errno
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.errors import DataError
 from rlkit.files import check_id, new_folder
+from rlkit.rounds.stamps import META_NAME, round_name, run_names, run_number
 from rlkit.rounds.state import MetaFile, RoundFile, RoundRef
 
-RUN_NAME = re.compile(r"run_([0-9]{3,9})")
-META_NAME = "meta.json"
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY}
-
-
-def round_name(number: int) -> str:
-    """The file of a round: `round_003.json`."""
-    return f"round_{number:03d}.json"
 
 
 def run_folders(question_folder: Path) -> list[Path]:
     """The folders `run_NNN` of one question, by number; empty where there are none."""
-    if not question_folder.is_dir():
-        return []
     return [question_folder / name for name in run_names(question_folder)]
-
-
-def run_names(question_folder: str | Path) -> list[str]:
-    """The names of these folders, by number."""
-    found = [name for name in folder_names(question_folder) if RUN_NAME.fullmatch(name)]
-    return sorted(found, key=_run_number)
-
-
-def folder_names(folder: str | Path) -> list[str]:
-    """The names of the folders in a folder, and of links to folders, in no order."""
-    with os.scandir(folder) as entries:
-        return [
-            entry.name
-            for entry in entries
-            if entry.is_dir(follow_symlinks=False)
-            or (entry.is_symlink() and os.path.isdir(entry.path))
-        ]
 
 
 class RoundWriter:
@@ -111,8 +84,4 @@ def _check_rounds(meta: MetaFile, rounds: Sequence[RoundFile]) -> None:
 
 def _next_number(question_folder: Path) -> int:
     folders = run_folders(question_folder)
-    return _run_number(folders[-1].name) + 1 if folders else 1
-
-
-def _run_number(name: str) -> int:
-    return int(name.removeprefix("run_"))
+    return run_number(folders[-1].name) + 1 if folders else 1

@@ -12,7 +12,8 @@ import pydantic
 import pytest
 
 from rlkit.rounds import index, scan
-from rlkit.rounds.index import GRAIN, NAME, is_settled, read_index, stamp_of, write_index
+from rlkit.rounds.index import GRAIN, NAME, are_current, is_settled, read_index, write_index
+from rlkit.rounds.stamps import stamp_of
 from tests.rounds.random_rounds import make_random
 from tests.rounds.recorded import ref, write_run
 from tests.rounds.serial_scan import loaded, serial_scan
@@ -121,8 +122,13 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize("help_from", [1, 9], ids=["helped", "alone"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_second_scan_reads_what_changed_and_only_that(root, reading, change):
+def test_the_second_scan_reads_what_changed_and_only_that(
+    root, reading, change, help_from, monkeypatch
+):
+    monkeypatch.setattr(scan, "HELP_FROM", help_from)
+    monkeypatch.setattr(scan, "available_processes", lambda: 2)
     assert loaded(root) == serial_scan(root)
     act, changed = CHANGES[change]
     act(root)
@@ -130,6 +136,18 @@ def test_the_second_scan_reads_what_changed_and_only_that(root, reading, change)
     assert reading == [["q1", "q2", "q3"], changed]
     assert loaded(root) == serial_scan(root)
     assert reading[2] == []
+
+
+def test_another_process_sees_the_same_and_is_not_needed(root, reading, monkeypatch):
+    loaded(root)
+    lines = read_index(root)
+    edit(root / "q2" / "run_001" / "round_002.json", b'"g2"', b'"g9"')
+    monkeypatch.setattr(index.stamps, "is_current", None)  # would be asked without an answer
+    assert are_current(root, lines) == [True, False, True]
+    monkeypatch.undo()
+    for executable in ("/nowhere/python", "/bin/true"):
+        monkeypatch.setattr(index.sys, "executable", executable)
+        assert are_current(root, lines) == [True, False, True]
 
 
 def test_what_is_mended_is_read_again(root, reading):
