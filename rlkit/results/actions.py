@@ -12,13 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit.errors import DataError, RunError
-from rlkit.run import Run, find_run
+from rlkit.run import Run, RunFrames, find_run
 
 GROUP = ["step", "state_id", "visit"]  # what tells one group from another
 
 
-def named_run(run: Run | str | Path, output_root: str | Path = "outputs") -> Run:
-    """A run by name, by the path of its folder, or itself."""
+def named_run(run: Run | RunFrames | str | Path, output_root: str | Path = "outputs") -> Run:
+    """A run by name, by the path of its folder, as `load_run` read it, or itself."""
+    if isinstance(run, RunFrames):
+        run, output_root = run.config.run_name, run.config.output_root
     return run if isinstance(run, Run) else Run.at(find_run(str(run), output_root))
 
 

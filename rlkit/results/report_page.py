@@ -10,7 +10,7 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rlkit.results import plots
+from rlkit.results import plots, statistics
 from rlkit.results.templating import template
 
 
@@ -28,8 +28,10 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def signed(value: float | None) -> str:
     """A difference with its sign; a dash where there is none."""
-    text = number(value)
-    return text if text == "–" or text.startswith("-") or float(text) == 0 else f"+{text}"
+    if value is None or pd.isna(value):
+        return "–"
+    text = statistics.signed(value)
+    return text if float(text) else text.lstrip("+")
 
 
 def p_value(value: float | None) -> str:

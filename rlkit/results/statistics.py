@@ -25,6 +25,7 @@ from scipy import stats
 from rlkit.results.bootstrap import CONFIDENCE, bca, smallest_effect
 
 ENOUGH_NON_ZERO = 20  # with fewer non-zero paired differences no effect is claimed
+_NOTHING = 5e-5  # smaller differences are shown as 0
 BCA_FROM = 100  # questions; below, always Student's t
 ALPHA = 0.05  # with a p-value above, no difference is claimed
 SKEWED = 0.2  # |skewness| / √n of strong skewness (Cochran 1977, "Sampling techniques", 2.15)
@@ -236,11 +237,22 @@ def share_test(a: Mapping[str, float | None], b: Mapping[str, float | None]) -> 
 
 def interval_text(interval: Interval | PairedInterval | SeedsInterval) -> str:
     """`0.41 [0.30, 0.52], n = 34`; differences carry their sign; says where no interval exists."""
-    spec = ".2f" if isinstance(interval, Interval) else "+.2f"
     if interval.mean is None:
         return "no value, n = 0"
-    mean = format(round(interval.mean, 2) + 0.0, spec)
+    shown = _rounded if isinstance(interval, Interval) else signed
+    mean = shown(interval.mean)
     if interval.low is None or interval.high is None:
         return f"{mean} (no interval with n = {interval.n})"
-    low, high = (format(round(end, 2) + 0.0, spec) for end in (interval.low, interval.high))
-    return f"{mean} [{low}, {high}], n = {interval.n}"
+    return f"{mean} [{shown(interval.low)}, {shown(interval.high)}], n = {interval.n}"
+
+
+def signed(value: float) -> str:
+    """A difference with its sign and two digits, or with the first one that is not 0: on which
+    side of 0 an interval ends must not be lost."""
+    if _NOTHING < abs(value) < 0.005:
+        return f"{value:+.1g}"
+    return format(round(value, 2) + 0.0, "+.2f")
+
+
+def _rounded(value: float) -> str:
+    return format(round(value, 2) + 0.0, ".2f")

@@ -17,7 +17,7 @@ from rlkit.results import browse as browsing
 from rlkit.results.browse import Key, browse
 from rlkit.results.browse_widgets import widget_view
 from rlkit.results.state_text import recorded_state
-from rlkit.run import Run
+from rlkit.run import Run, load_run
 from tests.results.conftest import BROKEN_CELL, SCRIPT
 from tests.results.stored_run import QUESTIONS, make_stored_run
 
@@ -314,3 +314,10 @@ def test_a_notebook_has_widgets_only_where_somebody_sits(run, root, monkeypatch,
     (output,) = notebook.cells[0].outputs
     assert "1 important_new" in words(output.data["text/html"])
     assert ("application/vnd.jupyter.widget-view+json" in output.data) == somebody
+
+
+def test_a_run_that_was_loaded_is_browsed_as_its_name_is(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(f"run_name: mine\noutput_root: {tmp_path}\n")
+    assert stored_actions.named_run(load_run("mine", tmp_path)).folder == folder

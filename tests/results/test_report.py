@@ -160,4 +160,5 @@ def test_only_parameters_that_differ_are_listed(tmp_path: Path) -> None:
 def test_small_helpers() -> None:
     assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
     assert [number(v) for v in (None, float("nan"), -0.001, 1.005)] == ["–", "–", "0.00", "1.00"]
-    assert [signed(v) for v in (None, -0.004, 0.25, -0.25)] == ["–", "0.00", "+0.25", "-0.25"]
+    values = (None, -0.004, -0.0049, 0.25, -0.25, 4e-5)
+    assert [signed(v) for v in values] == ["–", "-0.004", "-0.005", "+0.25", "-0.25", "0.00"]

@@ -103,7 +103,7 @@ def test_verdict_of_a_difference(interval: PairedInterval, verdict: str) -> None
 
 def test_interval_as_text_carries_n_and_the_sign_of_differences() -> None:
     assert interval_text(PairedInterval(34, 0.114, 0.02, 0.2, 21)) == "+0.11 [+0.02, +0.20], n = 34"
-    assert interval_text(PairedInterval(3, -0.001, -0.2, 0.2, 2)) == "+0.00 [-0.20, +0.20], n = 3"
+    assert interval_text(PairedInterval(3, -0.001, -0.2, 0.2, 2)) == "-0.001 [-0.20, +0.20], n = 3"
     assert interval_text(mean_interval([0.5])) == "0.50 (no interval with n = 1)"
     assert interval_text(mean_interval([])) == "no value, n = 0"
 
