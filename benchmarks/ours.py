@@ -136,7 +136,7 @@ def _profiled(phases: Phases) -> Any:
     phases.wrap(sampling, "read_prompts", lambda: "prefill")
     phases.wrap(module, "sample_actions", lambda: "decoding")
     phases.wrap(module, "group_log_probs", log_prob_phase)
-    phases.wrap(module, "clip_gradients", lambda: "update")
+    phases.wrap(module, "clip_and_step", lambda: "update")
     return common_phases(phases)
 
 
