@@ -15,8 +15,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pydantic
 from pydantic_core import from_json
@@ -43,29 +44,38 @@ def is_settled(status: os.stat_result, clock: int) -> bool:
     return max(status.st_mtime_ns, status.st_ctime_ns) + GRAIN <= clock
 
 
+def line_of(name: str, record: bytes) -> bytes:
+    return b"%b\t%b" % (name.encode(), record)
+
+
+def record_in(line: bytes) -> dict[str, Any]:
+    return from_json(line[line.index(b"\t") + 1 :])
+
+
 def read_index(root: Path) -> dict[str, bytes]:
     """The lines by question; empty where there is no index, where it is damaged, or where another
     version of this code wrote it."""
     try:
-        head, _, body = (root / NAME).read_bytes().partition(b"\n")
-        if head != _head(body):
+        content = (root / NAME).read_bytes()
+        start = content.find(b"\n") + 1
+        if content[:start] != _head(memoryview(content)[start:]):
             return {}
     except OSError:
         return {}
-    pairs = (line.partition(b"\t") for line in body.split(b"\n") if line)
-    return {name.decode(): line for name, _, line in pairs}
+    lines = content.split(b"\n")[1:]
+    return {line[: line.index(b"\t")].decode(): line for line in lines if line}
 
 
-def write_index(root: Path, lines: Mapping[str, bytes]) -> None:
+def write_index(root: Path, lines: Iterable[bytes]) -> None:
     """Keep the lines, or nothing where the folder takes no file: the next scan then reads all."""
-    body = _body(lines)
+    body = b"\n".join(lines)
     try:
-        write_bytes(root / NAME, b"%b\n%b" % (_head(body), body))
+        write_bytes(root / NAME, _head(body) + body)
     except OSError:
         return
 
 
-def are_current(root: Path, lines: Mapping[str, bytes]) -> list[bool]:
+def are_current(root: Path, lines: Sequence[bytes]) -> list[bool]:
     """`stamps.is_current` of each line, as another process sees it; as this one does where that one
     gives no answer."""
     if not lines:
@@ -74,23 +84,23 @@ def are_current(root: Path, lines: Mapping[str, bytes]) -> list[bool]:
     pipe, answer = subprocess.PIPE, b""
     try:
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as child:
-            child.stdin.write(_body(lines))
+            child.stdin.write(b"\n".join(lines))
             child.stdin.close()
             answer = child.stdout.read().strip()
     except OSError:
         pass
     if len(answer) == len(lines):
         return [flag == ord("1") for flag in answer]
-    return [stamps.is_current(f"{root}/{name}", from_json(lines[name])) for name in lines]
+    names = (line[: line.index(b"\t")].decode() for line in lines)
+    return [
+        stamps.is_current(f"{root}/{name}", record_in(line))
+        for name, line in zip(names, lines, strict=True)
+    ]
 
 
-def _body(lines: Mapping[str, bytes]) -> bytes:
-    return b"\n".join(name.encode() + b"\t" + line for name, line in lines.items())
-
-
-def _head(body: bytes) -> bytes:
+def _head(body: bytes | memoryview) -> bytes:
     """Names the code that makes records and the library that checks them, and what follows."""
     code = hashlib.sha256(pydantic.VERSION.encode())
     for name in _SOURCES:
         code.update(Path(__file__).with_name(name).read_bytes())
-    return f"rlkit scan {code.hexdigest()} {hashlib.sha256(body).hexdigest()}".encode()
+    return f"rlkit scan {code.hexdigest()} {hashlib.sha256(body).hexdigest()}\n".encode()

@@ -7,6 +7,7 @@ import errno
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class Recording(NamedTuple):
     def of(cls, record: dict[str, Any]) -> Recording:
         """From what `read_recording` returns."""
         runs = [
-            Run(name, opened_files(files), *whole[:-1], [Round(*row) for row in whole[-1]])
+            Run(name, opened_files(files), *whole[:-1], list(starmap(Round, whole[-1])))
             for name, files, whole in record["runs"]
             if whole
         ]

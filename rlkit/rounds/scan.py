@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from rlkit.rounds.index import are_current, clock_of, read_index, write_index
+from rlkit.rounds.index import are_current, clock_of, line_of, read_index, record_in, write_index
 from rlkit.rounds.readers import available_processes, read_all
 from rlkit.rounds.records import Recording
 from rlkit.rounds.stamps import is_current, opened_files
@@ -31,10 +31,10 @@ def scan(root: Path, names: Sequence[str], processes: int | None = None) -> list
         found[at] = Recording.of(record)
         kept.pop(names[at], None)
         if record["stamps"] is not None and _is_plain(names[at]):
-            kept[names[at]] = line
+            kept[names[at]] = line_of(names[at], line)
             opened += sum(len(opened_files(files)) for _, files, _ in record["runs"])
     if opened >= INDEX_FROM:
-        write_index(root, {name: kept[name] for name in names if name in kept})
+        write_index(root, [kept[name] for name in names if name in kept])
     return found
 
 
@@ -45,13 +45,13 @@ def _from_index(
     known = [name for name in names if name in kept]
     ours = len(known) // 2 if processes > 1 and len(known) >= HELP_FROM else len(known)
     with ThreadPoolExecutor(1) as threads:  # which waits for the process that does the other half
-        answers = threads.submit(are_current, root, {name: kept[name] for name in known[ours:]})
+        answers = threads.submit(are_current, root, [kept[name] for name in known[ours:]])
         found = {}
         for name in known[:ours]:
-            record = from_json(kept[name])
+            record = record_in(kept[name])
             if is_current(f"{root}/{name}", record):
                 found[name] = Recording.of(record)
-        theirs = [(name, Recording.of(from_json(kept[name]))) for name in known[ours:]]
+        theirs = [(name, Recording.of(record_in(kept[name]))) for name in known[ours:]]
         found |= {
             name: recording
             for (name, recording), answer in zip(theirs, answers.result(), strict=True)
