@@ -17,6 +17,7 @@ from rlkit.rounds.stamps import is_current, opened_files
 
 INDEX_FROM = 1000  # files that were read; for fewer, no index is written
 HELP_FROM = 2000  # questions in the index; fewer are looked at without another process
+OURS = 0.4  # of them; the other process takes the rest, since all that follows is done here
 
 
 def scan(root: Path, names: Sequence[str], processes: int | None = None) -> list[Recording]:
@@ -43,8 +44,9 @@ def _from_index(
 ) -> list[Recording | None]:
     """None where the index does not have the question as it is."""
     known = [name for name in names if name in kept]
-    ours = len(known) // 2 if processes > 1 and len(known) >= HELP_FROM else len(known)
-    with ThreadPoolExecutor(1) as threads:  # which waits for the process that does the other half
+    helped = processes > 1 and len(known) >= HELP_FROM
+    ours = int(OURS * len(known)) if helped else len(known)
+    with ThreadPoolExecutor(1) as threads:  # which waits for the other process
         answers = threads.submit(are_current, root, [kept[name] for name in known[ours:]])
         found = {}
         for name in known[:ours]:
