@@ -32,6 +32,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.machine import machine  # noqa: E402
 from benchmarks.measure import memory_mib, run_child  # noqa: E402
+from benchmarks.publish import publish  # noqa: E402
 
 RESULT = Path(__file__).resolve().parent / "results" / "bm25.json"
 VOCABULARY, SHIFT, EXPONENT = 500_000, 30, 1.1
@@ -47,11 +48,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         result = {**header(options), **measured(folder, options)}
     finally:
         shutil.rmtree(folder)
-    print(as_text(result))
-    print(json.dumps(result))
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    publish(result, as_text(result), options.output)
     return result
 
 

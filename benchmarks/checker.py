@@ -32,6 +32,7 @@ if __name__ == "__main__":  # so that it runs from anywhere, as a script
 
 from benchmarks.checker_report import as_text, header  # noqa: E402
 from benchmarks.measure import Stopwatch  # noqa: E402
+from benchmarks.publish import publish  # noqa: E402
 from rlkit.agents.judge import LLMChecker  # noqa: E402
 from rlkit.agents.judge_prompts import judge_messages, shown, verdict_schema  # noqa: E402
 from rlkit.agents.llm import ChatClient  # noqa: E402
@@ -52,11 +53,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         return {}
     with judge_server(options.seconds) as url, tempfile.TemporaryDirectory() as folder:
         result = {**header(options), **measure(url, Path(folder), options)}
-    print(as_text(result))
-    print(json.dumps(result))
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    publish(result, as_text(result), options.output)
     return result
 
 

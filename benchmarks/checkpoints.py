@@ -11,7 +11,6 @@ texts four times as long. Prints a table and one JSON line.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -28,6 +27,7 @@ if __name__ == "__main__":  # so that it runs from anywhere, as a script
 
 from benchmarks.machine import machine  # noqa: E402
 from benchmarks.measure import run_child  # noqa: E402
+from benchmarks.publish import publish  # noqa: E402
 from benchmarks.recorded_rounds import ROUNDS, TEXT, make_rounds  # noqa: E402
 from rlkit.rounds.index import GRAIN, NAME  # noqa: E402
 
@@ -55,7 +55,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         time.sleep(1.1 * GRAIN / 1e9)  # as rounds that were not recorded in this very moment
         passes = [take_turns(rounds["all"]["root"]) for _ in range(options.passes)]
         memory = {name: take_turns(rounds[name]["root"]) for name in ("few", "long")}
-        index_bytes = (Path(rounds["all"]["root"]) / NAME).stat().st_size
+        index = Path(rounds["all"]["root"]) / NAME
+        index_bytes = index.stat().st_size if index.exists() else 0  # few rounds have none
     result = {
         **header(options),
         "rounds": {name: row["rounds"] for name, row in rounds.items()},
@@ -67,11 +68,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             for name, rows in memory.items()
         },
     }
-    print(as_text(result))
-    print(json.dumps(result))
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    publish(result, as_text(result), options.output)
     return result
 
 

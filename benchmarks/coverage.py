@@ -12,7 +12,6 @@ of matrices. Prints a table and one JSON line.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import sys
@@ -27,8 +26,9 @@ from scipy import special, stats
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # so that it runs from anywhere, as a script
-    sys.path.insert(0, str(ROOT))
+    sys.path[0] = str(ROOT)
 
+from benchmarks.publish import publish  # noqa: E402
 from rlkit.results.bootstrap import RESAMPLES, SEED  # noqa: E402
 from rlkit.results.statistics import BCA_FROM, ENOUGH_NON_ZERO, SKEWED  # noqa: E402
 
@@ -105,11 +105,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         },
         "cells": cells,
     }
-    print(as_text(result))
-    print(json.dumps(result))
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    publish(result, as_text(result), options.output)
     return result
 
 
