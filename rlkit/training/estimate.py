@@ -19,6 +19,7 @@ values together, s itemsize of the base. The bracket was fitted to measured peak
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import Precision
 from rlkit.training.prefix import longest_text
 
+MAX_LIVE = 10**9  # parameters that ZeRO-3 may hold gathered (its stage3_max_live_parameters)
 LIBRARIES = 600 * 2**20  # bytes; measured with a small model: 535 to 602 MiB
 ANSWER_PROMPT = 512  # tokens; prompts of other tasks than search have no limit of their own
 SFT_ROW = 2048  # tokens that pass the model together in a warm start, at most
@@ -136,6 +138,44 @@ def memory_terms(shape: Shape, config: Any, precision: Precision) -> dict[str, i
         "libraries": LIBRARIES,
     }
     return {name: int(size) for name, size in terms.items()}
+
+
+def strategy_terms(
+    shape: Shape, config: Any, precision: Precision, devices: int
+) -> dict[str, dict[str, int]]:
+    """`memory_terms` of one of `devices` by strategy of training (sharding.py), with what else a
+    strategy adds to a device, and, as `main memory`, what a process keeps outside of it.
+
+    ZeRO-2 and ZeRO-3 divide AdamW's moments (8 bytes a trained parameter) and add two divided
+    float32 copies (8). ZeRO-3 and FSDP2 divide the frozen base, in 16 bits or float32, and gather
+    parts of it: ZeRO-3 up to MAX_LIVE parameters, FSDP2 two layers, and both embedding and head.
+    While it is loaded, every process has the whole base in main memory. They take an adapter.
+    """
+    plain = memory_terms(shape, config, precision)
+    moments = 8 * shape.adapter
+    divided = plain["training"] - moments + 2 * moments // devices
+    offloaded = plain["training"] - moments
+    found = {
+        "DDP": plain | {"main memory": 0},
+        "ZeRO-2": plain | {"training": divided, "main memory": 0},
+    }
+    if not config.lora.enabled:
+        return found
+    whole = memory_terms(shape, config, dataclasses.replace(precision, four_bit=False))
+    s = precision.dtype.itemsize
+    ends = shape.parameters - shape.linear  # embedding, head where it is another, norms
+    tied = ends < 2 * shape.vocabulary * shape.hidden
+    live = min(shape.parameters, MAX_LIVE + ends) * s
+    layers = 2 * s * (shape.linear // shape.layers) + s * ends * (not tied)
+    zero3 = whole | {"weights": whole["weights"] // devices, "training": divided}
+    offload = whole | {"weights": 0, "training": offloaded}
+    fsdp = whole | {"weights": s * (shape.linear // devices + ends // (1 if tied else devices))}
+    return found | {
+        "ZeRO-3": zero3 | {"gathered": live, "main memory": 0},
+        "ZeRO-3, offload": offload
+        | {"gathered": live, "main memory": (whole["weights"] + 2 * moments) // devices},
+        "FSDP2": fsdp | {"gathered": layers, "main memory": 0},
+    }
 
 
 def disk_terms(shape: Shape, config: Any) -> dict[str, int]:
