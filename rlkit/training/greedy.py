@@ -16,8 +16,9 @@ from rlkit.training.text import decode, encode_prompt
 
 
 def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | None]:
-    """Greedy actions on `states`: mean reward, mean KL (k3, per token) to the reference, and
-    the means of the components that the task's `step_metrics` name."""
+    """Greedy actions on `states`: mean reward, mean KL (k3, per token) to the reference (None
+    where `trainer` has no `log_probs`, as in SFT), and the means of the components that the
+    task's `step_metrics` name."""
     names = getattr(trainer.task, "step_metrics", {})
     mine = [states[i] for i in trainer.ranks.part(len(states))]
     everyone = trainer.ranks.gather_all(_greedy(trainer, mine, names))
@@ -42,7 +43,8 @@ def _greedy(
         )
         for s in states
     ]
-    scores, kl, tokens, compared = [], 0.0, 0.0, has_reference(trainer.model)
+    scores, kl, tokens = [], 0.0, 0.0
+    compared = hasattr(trainer, "log_probs") and has_reference(trainer.model)
     size = trainer.config.evaluation.batch_size
     for start in range(0, len(states), size):
         part = range(start, min(start + size, len(states)))

@@ -11,7 +11,7 @@ import pytest
 from rlkit.errors import ConfigError, ModelError, RunError
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
-from rlkit.training.loop import prepare_model, train
+from rlkit.training.loop import prepare_model, train, warm_start
 from tests.training.conftest import LetterTask, tiny_base, tiny_config, tiny_trainer, with_lora
 
 
@@ -51,6 +51,19 @@ def test_the_adapter_that_training_starts_from_is_kept_in_the_run(tmp_path):
     assert kept == (adapter / weights).read_bytes()
     (adapter / weights).unlink()  # the run stands alone
     prepare_model(config, run, SimpleNamespace(), lambda _: None)
+
+
+def test_a_warm_start_is_evaluated_on_dev_and_its_best_adapter_is_kept(tmp_path):
+    config = tiny_config(tmp_path).with_overrides(
+        "sft.evaluate_every_n_updates=1", "sft.num_epochs=1", "sft.batch_size=1",
+        "training.best=reward",
+    )  # fmt: skip
+    task, rows = LetterTask(count=3), []
+    task.examples = lambda: [(state, "abc") for state in task.states("train")]
+    warm_start(config, Run.open(config), task, log=lambda _: None, progress=rows.append)
+    assert [row["eval/states"] for row in rows] == [2.0, 2.0, 2.0]
+    assert all(0 <= row["eval/reward"] <= 1 for row in rows)
+    assert [row["eval/kl"] for row in rows] == [None] * 3  # SFT has no reference
 
 
 def test_with_null_steps_an_epoch_is_one_pass_over_the_training_states(tmp_path):
