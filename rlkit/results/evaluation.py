@@ -61,6 +61,8 @@ METRICS = {
 PRIMARY = "discovery_rate"
 _COLUMNS = ("policy", "state_id", "question_id", "completion")
 _SAMPLE_COLUMNS = ("policy", "state_id", "question_id", "sample", "completion")
+# of the search's samples, where they are known: what an action read and repeated
+_SAMPLE_COUNTS = (*COUNT_KEYS, "documents_read", "distinct_clue_ratio")
 _SEARCH_COLUMNS = ("hops", "round", "unjudged", "documents_read", "clues", "documents")
 _STATE_KEYS = (
     "state_id", "question_id", "question", "subgoal", "round", "hops", "n_seen", "n_missing",
@@ -339,6 +341,7 @@ def _sample_columns(facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _sample_frame(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Of samples only the metrics are kept, and what was written."""
-    frame = pd.DataFrame(list(rows), columns=list(_sample_columns(facts)))
-    return frame.astype(dict.fromkeys(facts.get("metrics") or METRICS, "float64"))
+    """Of samples only numbers are kept, and what was written."""
+    counts = [name for name in _SAMPLE_COUNTS if any(name in row for row in rows)]
+    frame = pd.DataFrame(list(rows), columns=[*_sample_columns(facts), *counts])
+    return frame.astype(dict.fromkeys([*(facts.get("metrics") or METRICS), *counts], "float64"))

@@ -217,6 +217,8 @@ def test_samples_are_scored_beside_the_greedy_action_and_kept(
     assert ("oracle", "reward (best of 4)") not in table.index
     again = load_evaluation(evaluation.save(tmp_path / "evaluation.json"))
     pd.testing.assert_frame_equal(again.summary(), evaluation.summary())
+    found = again.samples.groupby(again.samples["sample"] % 2)["important_new"].max()
+    assert found[0] == 0 < found[1]  # counts are kept, so that they can be scored anew
     other = evaluate_policies(toy_task, {"untouched": toy_policies["untouched"]}, toy_states)
     joined = other.joined(again)
     assert joined.policies == ["tuned", "untouched", "oracle"]
