@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, RlkitError
 
+SPREAD = ("train", "sft")  # what several processes do together
+SAID_BY_FIRST = 10.0  # seconds for the first process of a machine to say what all of it failed over
 _DESCRIPTION = (
     "Tune the Executor of a search system on its recorded rounds, and measure what it gains."
 )
@@ -125,12 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # who watches a pipe or a log sees each line
         sys.stdout.reconfigure(line_buffering=True)
     try:
+        _refuse_several(options.command)
         return options.handler(options) or 0
     except RlkitError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_after_the_first()}{error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\n{_how_to_go_on(options.command)}", file=sys.stderr)
+        if not _is_another():
+            print(f"\n{_how_to_go_on(options.command)}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stderr.close()
@@ -140,6 +146,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {_what_the_system_said(error)}", file=sys.stderr)
         return 2
+
+
+def _refuse_several(command: str) -> None:
+    processes = os.environ.get("WORLD_SIZE") or "1"
+    if processes != "1" and command not in SPREAD:
+        raise ConfigError(
+            f"{command} is done by one process, and the launcher started {processes} (WORLD_SIZE); "
+            f"start it with python -m rlkit {command}. Several do {' and '.join(SPREAD)}."
+        )
+
+
+def _is_another() -> bool:
+    """Whether this is not the main process of several."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
+
+
+def _after_the_first() -> str:
+    """Processes of one machine mostly fail alike before they have joined: the first says it, and
+    the launcher then ends the others. One that fails by itself says, later, which one it is."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return ""
+    time.sleep(SAID_BY_FIRST)
+    return f"rank {os.environ.get('RANK')}: "
 
 
 def _what_the_system_said(error: OSError) -> str:
@@ -183,6 +212,8 @@ def _train(options: argparse.Namespace) -> int:
     from rlkit.training.loop import train_run
 
     run = train_run(config, progress=_print_metrics if options.debug else None)
+    if _is_another():  # main tells the rest
+        return 0
     if options.debug:
         _print_actions(run)
     if run.status()["state"] == "stopped":  # the trainer took the interrupt and saved
@@ -323,7 +354,9 @@ def _sft(options: argparse.Namespace) -> None:
     config = _config(options)
     from rlkit.training.loop import sft_run
 
-    print(f"warm start: {sft_run(config)}")
+    folder = sft_run(config)
+    if not _is_another():
+        print(f"warm start: {folder}")
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 from rlkit.errors import ConfigError
 from rlkit.training.ranks import device_of
 
+Log = Callable[[str], None]
+
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
 SAME = {  # accelerate's variable: its name in a file, our key
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
@@ -19,12 +21,21 @@ SAME = {  # accelerate's variable: its name in a file, our key
     "ACCELERATE_GRADIENT_CLIPPING": ("gradient_clipping", "grpo.max_grad_norm"),
 }
 _OPEN = ("", "no", "none", "auto")  # nothing is asked for
+_ONE_OF_SEVERAL = (
+    "accelerate launch was asked for several processes and started one, as it does without a word "
+    "where it sees no second GPU; this one trains alone. accelerate launch --multi_gpu starts "
+    "several, also on a CPU, and so does torchrun."
+)
 
 
-def check_launcher(config: Any) -> None:
+def check_launcher(config: Any, log: Log) -> None:
     """Raise ConfigError where the launcher names another precision, accumulation or clipping than
-    the parameters do."""
+    the parameters do. `log` hears where accelerate was asked for several processes and started one.
+    """
     launched_dtype(config)
+    by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
+    if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        log(_ONE_OF_SEVERAL)
     for variable, (name, key) in SAME.items():
         given, section, field = _given(variable), *key.split(".")
         ours = getattr(getattr(config, section), field)
@@ -35,7 +46,7 @@ def check_launcher(config: Any) -> None:
             )
 
 
-def launched_dtype(config: Any, log: Callable[[str], None] = lambda line: None) -> str:
+def launched_dtype(config: Any, log: Log = lambda line: None) -> str:
     """`model.dtype`, or, where that is auto, the launcher's precision; `log` hears of a precision
     that a CPU cannot have.
 

@@ -1,6 +1,8 @@
 """A whole training run in five stages: data, model, environment, trainer, loop.
 
-`python -m rlkit train` calls `train_run`; `notebooks/train.ipynb` calls the stages one by one.
+`python -m rlkit train` calls `train_run`; `notebooks/train.ipynb` calls the stages one by one. Of
+several processes (ranks.py) each goes through all of them; main goes first where something is made
+once (rounds, split, index, warm start), and it alone writes, logs, and decides when it is over.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ import contextlib
 import functools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +27,11 @@ from rlkit.training import alarms, fingerprint, stopping
 from rlkit.training.adapters import load_lora_checkpoint
 from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.interrupts import interrupt_flag
+from rlkit.training.launcher import check_launcher, launched_dtype
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor, check_trackers
 from rlkit.training.policy import load_model_with_lora, prompt_counter
-from rlkit.training.ranks import Ranks
+from rlkit.training.ranks import JobError, Ranks, asked_device, joined
 from rlkit.training.schedule import state_order
 from rlkit.training.sft import (
     checkpoints_of,
@@ -49,14 +53,39 @@ def train_run(
 
     A finished run is not trained again: it is returned as it is, and `log` says how to go on.
     """
-    resolve_base_model(config.model.base_model_path)  # a slip here should cost nothing
-    run = Run.open(config)
-    with run.lock():
-        task = prepare_data(config, run, log)  # 1 data, and 3 the environment inside the task
-        model, tokenizer = prepare_model(config, run, task, log)  # 2 model, with its warm start
-        trainer = GRPOTrainer(config, task, model, tokenizer, run, log=log)  # 4 trainer
+    with _at_work(config, log) as (ranks, run, log):
+        with ranks.main_first():
+            task = prepare_data(config, run, log)  # 1 data, and 3 the environment inside the task
+        model, tokenizer = prepare_model(config, run, task, log, ranks)  # 2, with its warm start
+        trainer = GRPOTrainer(config, task, model, tokenizer, run, log=log, ranks=ranks)
         train(trainer, progress=progress)  # 5 loop
     return run
+
+
+@contextmanager
+def _at_work(config: Any, log: Log) -> Iterator[tuple[Ranks, Run, Log]]:
+    """This process among those of its job, the run (locked by main), and what main logs with."""
+    with joined(config.model.device) as ranks:
+        log = log if ranks.is_main else _silent
+        check_launcher(config, log)
+        if not ranks.alone:
+            log(f"{ranks.size} processes, main on {ranks.device}")
+        with ranks.main_first():
+            resolve_base_model(config.model.base_model_path)  # a slip here should cost nothing
+            run = Run.open(config, create=ranks.is_main)
+        with run.lock() if ranks.is_main else contextlib.nullcontext():
+            ranks.on_failure = functools.partial(_failed, run)
+            yield ranks, run, log
+            ranks.on_failure = _silent  # what ends now is no failure
+
+
+def _silent(said: Any) -> None:
+    """Said by another process, or no longer of interest."""
+
+
+def _failed(run: Run, error: JobError) -> None:
+    step = {k: v for k, v in run.status().items() if k == "step"}
+    run.set_status("failed", **step, reason=str(error)[:500])
 
 
 def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
@@ -73,18 +102,23 @@ def prepare_data(config: Any, run: Run, log: Log = print) -> Any:
     return task
 
 
-def prepare_model(config: Any, run: Run, task: Any, log: Log = print) -> tuple[Any, Any]:
+def prepare_model(
+    config: Any, run: Run, task: Any, log: Log = print, ranks: Ranks | None = None
+) -> tuple[Any, Any]:
     """Stage 2: the base model with its adapter. With `model.init_adapter: auto` a warm start is
-    made first, once; a frozen copy of it is the reference from then on. Where all weights are
-    trained, the trainer keeps that copy."""
+    made first, once, by main alone; a frozen copy of it is the reference from then on. Where all
+    weights are trained, the trainer keeps that copy."""
+    ranks = ranks or Ranks()
     adapter = config.model.init_adapter
     if adapter == "auto":
-        adapter = warm_start(config, run, task, log=log)
+        with ranks.main_first():
+            adapter = warm_start(config, run, task, log=log)
     kept = run.folder / "reference_adapter"
     if adapter is not None and kept.exists():
         adapter = kept
     model, tokenizer = load_model(config, adapter, log)
-    if config.lora.enabled and adapter not in (None, kept):  # now that it is known to fit
+    known = adapter in (None, kept)  # else it is kept, now that it is known to fit
+    if config.lora.enabled and not known and ranks.is_main:
         _keep_reference(Path(adapter), kept)
     task.count_tokens = token_counter(tokenizer)
     return model, tokenizer
@@ -95,8 +129,8 @@ def load_model(config: Any, adapter: str | Path | None = None, log: Log = print)
     return load_model_with_lora(
         config.model.base_model_path,
         config.lora,
-        device=config.model.device,
-        dtype=config.model.dtype,
+        device=asked_device(config.model.device),
+        dtype=launched_dtype(config, log),
         load_in_4bit=config.model.load_in_4bit,
         gradient_checkpointing=config.training.gradient_checkpointing,
         adapter=adapter,
@@ -172,10 +206,12 @@ def _sft_evaluation(
 
 
 def sft_run(config: Any, *, log: Log = print) -> Path:
-    """`python -m rlkit sft`: data, model, and the warm start alone; returns its folder."""
-    run = Run.open(config)
-    with run.lock():
-        return warm_start(config, run, prepare_data(config, run, log), log=log)
+    """`python -m rlkit sft`: data, model, and the warm start alone; returns its folder. Of several
+    processes main does it, and the others wait."""
+    with _at_work(config, log) as (ranks, run, log), ranks.main_first():
+        if ranks.is_main:
+            warm_start(config, run, prepare_data(config, run, log), log=log)
+    return run.warm_start_folder
 
 
 def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = None) -> str:
@@ -184,92 +220,125 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
 
     The first interrupt ends the run after the step that is under way; a second one at once.
     """
-    run, log, total = trainer.run, trainer.log, trainer.total_steps
+    run, log, ranks = trainer.run, trainer.log, trainer.ranks
     start = trainer.load_checkpoint()
-    over = stopping.reason(run.read_metrics(), trainer.config.training)
+    total, over = trainer.total_steps, _is_over(trainer)
     if start >= total or over:
         log(
             f"{run.folder} is finished ({start} steps{over and ': ' + over}); raise "
             "training.num_epochs, or take another run_name"
         )
-        run.set_status("finished", step=start)
+        _set_status(trainer, "finished")
         return "finished"
     log(f"loop: step {start + 1} to {total}" if start else f"loop: {total} steps")
-    run.write_lineage({"device": str(trainer.device), **trainer.lineage()})
-    monitor = Monitor(trainer.config, run, start)
-    run.set_status("running", step=start)
+    monitor = None
+    if ranks.is_main:
+        known = {"device": str(trainer.device), "processes": ranks.size}
+        run.write_lineage({**known, **trainer.lineage()})
+        monitor = Monitor(trainer.config, run, start)
+    _set_status(trainer, "running")
     try:
-        with interrupt_flag(log) as interrupted:
-            if start == 0:
-                _first_line(trainer, monitor, progress)
-            for _ in range(start, total):
-                _one_step(trainer, monitor, progress, last=trainer.progress.step + 1 == total)
-                if interrupted.is_set() and trainer.progress.step < total:
-                    trainer.save_checkpoint()
-                    run.set_status("stopped", step=trainer.progress.step)
-                    log(f"stopped after step {trainer.progress.step}; the same command goes on")
-                    return "stopped"
-                over = stopping.reason(run.read_metrics(), trainer.config.training)
-                if over and trainer.progress.step < total:
-                    trainer.save_checkpoint()
-                    log(f"ended after step {trainer.progress.step}: {over}")
-                    break
-            run.set_status("finished", step=trainer.progress.step)
+        ended = _steps(trainer, monitor, progress, start, total)
+        _set_status(trainer, ended)
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = f"{type(error).__name__}: {error}"[:500]
         with contextlib.suppress(OSError):  # a full disk must not hide what failed
-            run.set_status(state, step=trainer.progress.step, reason=reason)
+            _set_status(trainer, state, reason=reason)
         raise
     finally:
-        monitor.close()
+        if monitor:
+            monitor.close()
+    if ended == "stopped":
+        log(f"stopped after step {trainer.progress.step}; the same command goes on")
+    return ended
+
+
+def _steps(trainer: GRPOTrainer, monitor: Any, progress: Any, start: int, total: int) -> str:
+    """The steps after `start`; how they ended."""
+    log, ranks = trainer.log, trainer.ranks
+    with interrupt_flag(log) as interrupted:
+        if start == 0:
+            _first_line(trainer, monitor, progress)
+        for step in range(start + 1, total + 1):
+            _one_step(trainer, monitor, progress, last=step == total)
+            if ranks.any(interrupted.is_set()) and step < total:
+                trainer.save_checkpoint()
+                return "stopped"
+            over = _is_over(trainer)
+            if over and step < total:
+                trainer.save_checkpoint()
+                log(f"ended after step {step}: {over}")
+                break
     return "finished"
 
 
-def _first_line(trainer: GRPOTrainer, monitor: Monitor, progress: Any) -> None:
+def _is_over(trainer: GRPOTrainer) -> str:
+    """Why training ends before its last step; empty where it goes on."""
+    over = ""
+    if trainer.ranks.is_main:
+        over = stopping.reason(trainer.run.read_metrics(), trainer.config.training)
+    return trainer.ranks.broadcast(over)
+
+
+def _set_status(trainer: GRPOTrainer, state: str, **details: Any) -> None:
+    if trainer.ranks.is_main:
+        trainer.run.set_status(state, step=trainer.progress.step, **details)
+
+
+def _first_line(trainer: GRPOTrainer, monitor: Any, progress: Any) -> None:
     """Step 0: what the policy does on dev before it is trained."""
     found = _dev_evaluation(trainer)
     if found:
         _record(trainer, monitor, progress, {"step": 0, "epoch": 0.0, **found})
 
 
-def _one_step(trainer: GRPOTrainer, monitor: Monitor, progress: Any, last: bool) -> None:
-    training, step = trainer.config.training, trainer.progress.step
-    states = state_order(
-        trainer.task.states("train"),
-        trainer.config.seed,
-        step * training.batch_size,
-        training.batch_size,
-        stopping.flat_states(trainer.run.read_metrics()) if training.flat_share < 1 else (),
-        training.flat_share,
-    )
+def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> None:
+    training, ranks = trainer.config.training, trainer.ranks
+    states = _next_states(trainer)
     cpu = time.process_time()
     metrics = trainer.training_step(states)
-    metrics["cpu_time"] = time.process_time() - cpu
+    metrics["cpu_time"] = ranks.total(time.process_time() - cpu)
     if training.flat_share < 1:
         metrics["groups_flat"] = {
             g.state.state_id: stopping.is_flat(g.rewards) for g in trainer.last_groups
         }
-    step += 1
+    step = trainer.progress.step
     if last:  # a partial accumulation is applied
         metrics |= trainer.final_update()
-    epoch_ends = step % trainer.epoch_steps == 0 or last
+    epoch_ends = trainer.position % trainer.epoch_steps == 0 or last
     if epoch_ends:
         metrics |= _dev_evaluation(trainer)
-    _record(
-        trainer,
-        monitor,
-        progress,
-        {"step": step, "epoch": step / trainer.epoch_steps, **metrics},
-    )
-    trainer.write_rollouts()
+    epoch = trainer.position / trainer.epoch_steps
+    _record(trainer, monitor, progress, {"step": step, "epoch": epoch, **metrics})
+    if ranks.is_main:
+        trainer.write_rollouts()
     if epoch_ends or step % training.save_every_n_steps == 0:
         trainer.save_checkpoint()
-    trainer.run.set_status("running", step=step)
+    _set_status(trainer, "running")
 
 
-def _record(trainer: GRPOTrainer, monitor: Monitor, progress: Any, metrics: dict[str, Any]) -> None:
+def _next_states(trainer: GRPOTrainer) -> list[Any]:
+    """A batch for every process, from where the run stands in the data."""
+    training, ranks, flat = trainer.config.training, trainer.ranks, frozenset()
+    if training.flat_share < 1:
+        if ranks.is_main:
+            flat = stopping.flat_states(trainer.run.read_metrics())
+        flat = ranks.broadcast(flat)
+    return state_order(
+        trainer.task.states("train"),
+        trainer.config.seed,
+        trainer.progress.groups,
+        training.batch_size * ranks.size,
+        flat,
+        training.flat_share,
+    )
+
+
+def _record(trainer: GRPOTrainer, monitor: Any, progress: Any, metrics: dict[str, Any]) -> None:
     """Send a line of metrics where it belongs; alarms that begin with it become part of it."""
+    if not trainer.ranks.is_main:
+        return
     begun = alarms.begun([*trainer.run.read_metrics(), plain(metrics)])
     if begun:
         metrics = metrics | {"alarms": begun}
@@ -289,7 +358,7 @@ def _dev_evaluation(trainer: GRPOTrainer) -> dict[str, Any]:
     if not states:
         return {}
     start = time.perf_counter()
-    found = trainer.evaluate(states)
+    found = trainer.ranks.broadcast(trainer.evaluate(states))  # all judge alike which is best
     metric = trainer.config.training.best
     if metric not in found:
         raise ConfigError(

@@ -58,7 +58,7 @@ class Ranks:
     ) -> None:
         self.rank, self.size, self.local_rank, self.device = rank, size, local_rank, device
         self.on_failure: Callable[[JobError], None] = lambda error: None  # what main does last
-        self._store, self._turns = store, 0
+        self._store, self._turns, self._last = store, 0, threading.Lock()
 
     is_main = property(lambda self: self.rank == 0)
     alone = property(lambda self: self.size == 1)
@@ -145,20 +145,24 @@ class Ranks:
             said = re.sub(r"^\[\S+\] ?", "", str(error).strip()).splitlines()[0][:120]
             raise self._failure(REASON_SECONDS) or JobError(f"{_ENDED} ({said})") from error
 
-    def report(self, error: BaseException) -> None:
-        """Leave the reason why this process fails to the others, and say it. Call it while the
-        error is handled."""
+    def report(self, error: BaseException) -> bool:
+        """Leave the reason why this process fails to the others, of whom main says it; whether that
+        could be done. Call it while the error is handled."""
         if self.alone or isinstance(error, JobError):
-            return
+            return True
         reason = f"{type(error).__name__}: {error}"[:500]
-        print(f"rank {self.rank} ({self.device}) failed: {reason}", file=sys.stderr, flush=True)
-        with contextlib.suppress(RuntimeError, OSError):
-            said = json.dumps({"rank": self.rank, "reason": reason})
-            self._store.compare_set("failed", "", said)  # the first reason stays
+        if isinstance(error, KeyboardInterrupt):
+            reason = "it was interrupted"
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         with contextlib.suppress(OSError):  # for torchrun's own summary
             get_error_handler().record_exception(error)
+        try:
+            said = json.dumps({"rank": self.rank, "reason": reason})
+            self._store.compare_set("failed", "", said)  # the first reason stays
+        except (RuntimeError, OSError):
+            return False
+        return True
 
     def _failure(self, seconds: float) -> JobError | None:
         """What a process that failed left; None where nothing comes within so many seconds."""
@@ -176,11 +180,20 @@ class Ranks:
     def _end(self) -> None:
         """The job is ended from outside: do what is done last, and go."""
         error = self._failure(REASON_SECONDS) or JobError(_ENDED)
-        with contextlib.suppress(Exception):
-            self.on_failure(error)
-        with contextlib.suppress(Exception):
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(128 + signal.SIGTERM)
+        if self.ends_with(error):
+            with contextlib.suppress(Exception):
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(128 + signal.SIGTERM)
+
+    def ends_with(self, error: BaseException) -> bool:
+        """Whether the thread that calls is the one that ends this process: of the main thread and
+        that which answers SIGTERM, the first. Where another process failed, it does `on_failure`.
+        """
+        first = self._last.acquire(blocking=False)
+        if first and isinstance(error, JobError):
+            with contextlib.suppress(Exception):
+                self.on_failure(error)
+        return first
 
 
 @contextmanager
@@ -205,8 +218,13 @@ def joined(device: str = "auto") -> Iterator[Ranks]:
     try:
         with _answering_sigterm(ranks):
             yield ranks
+            ranks.barrier()  # main may be writing still, and the connections end with a process
     except BaseException as error:
-        ranks.report(error)
+        left = ranks.report(error)
+        if ranks.is_main and not ranks.ends_with(error):
+            threading.Event().wait()  # until the thread that was first has ended this process
+        if not ranks.is_main and left and isinstance(error, (RlkitError, KeyboardInterrupt)):
+            raise SystemExit(2) from error  # main says it
         raise  # and keep the connections: their end tells the others that this process is gone
     dist.destroy_process_group()
 
@@ -227,15 +245,22 @@ def _join(size: int, device: str) -> Ranks:
 
 def device_of(local_rank: int, device: str = "auto") -> str:
     """Where a rank computes: `cpu`, or the GPU of its number on this machine."""
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
-    if device == "cpu" or not torch.cuda.is_available() or (on_cpu and device == "auto"):
+    if asked_device(device) == "cpu" or not torch.cuda.is_available():
         return "cpu"
-    if local_rank >= torch.cuda.device_count():
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or local_rank + 1)
+    if processes > torch.cuda.device_count():
         raise ConfigError(
-            f"process {local_rank + 1} of this machine has no GPU, since torch sees only "
-            f"{torch.cuda.device_count()}; start one process a GPU, or set model.device to cpu."
+            f"{processes} processes are started on this machine and torch sees "
+            f"{torch.cuda.device_count()} GPUs; start one process a GPU, or set model.device to "
+            "cpu."
         )
     return f"cuda:{local_rank}"
+
+
+def asked_device(device: str = "auto") -> str:
+    """`model.device`; where it is auto and accelerate was told to take the CPU, `cpu`."""
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
+    return "cpu" if on_cpu and device == "auto" else device
 
 
 @contextmanager
