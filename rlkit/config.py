@@ -58,6 +58,7 @@ class RunConfig(Section):
     model: p.ModelSection = Field(default_factory=p.ModelSection)
     lora: p.LoraSection = Field(default_factory=p.LoraSection)
     grpo: p.GrpoSection = Field(default_factory=p.GrpoSection)
+    rollout: p.RolloutSection = Field(default_factory=p.RolloutSection)
     reward: p.RewardSection = Field(default_factory=p.RewardSection)
     training: p.TrainingSection = Field(default_factory=p.TrainingSection)
     data: p.DataSection = Field(default_factory=p.DataSection)

@@ -141,6 +141,16 @@ class GrpoSection(Section):
             object.__setattr__(self, "importance_level", "sequence")
 
 
+class RolloutSection(Section):
+    title: ClassVar[str] = "rollout"
+    overlap: Literal["none", "update", "ahead"] = key(
+        "none",
+        "what is sampled while the environment judges: none; update, the next groups for as long "
+        "as the weights stay, which changes nothing but the time; ahead, across an update, too, "
+        "whose first group is then sampled under the weights before it",
+    )
+
+
 class RewardSection(Section):
     title: ClassVar[str] = "reward"
     important_new: float = key(2.5, "a new IMPORTANT document", "reward", ge=-1000, le=1000)

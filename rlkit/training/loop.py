@@ -296,8 +296,10 @@ def _first_line(trainer: GRPOTrainer, monitor: Any, progress: Any) -> None:
 def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> None:
     training, ranks = trainer.config.training, trainer.ranks
     states = _next_states(trainer)
+    overlaps = trainer.config.rollout.overlap != "none"
+    coming = _next_states(trainer, behind=len(states)) if overlaps else ()
     cpu = time.process_time()
-    metrics = trainer.training_step(states)
+    metrics = trainer.training_step(states, coming)
     metrics["cpu_time"] = ranks.total(time.process_time() - cpu)
     if training.flat_share < 1:
         metrics["groups_flat"] = {
@@ -318,8 +320,8 @@ def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> 
     _set_status(trainer, "running")
 
 
-def _next_states(trainer: GRPOTrainer) -> list[Any]:
-    """A batch for every process, from where the run stands in the data."""
+def _next_states(trainer: GRPOTrainer, behind: int = 0) -> list[Any]:
+    """A batch for every process, so many states behind where the run stands in the data."""
     training, ranks, flat = trainer.config.training, trainer.ranks, frozenset()
     if training.flat_share < 1:
         if ranks.is_main:
@@ -328,7 +330,7 @@ def _next_states(trainer: GRPOTrainer) -> list[Any]:
     return state_order(
         trainer.task.states("train"),
         trainer.config.seed,
-        trainer.progress.groups,
+        trainer.progress.groups + behind,
         training.batch_size * ranks.size,
         flat,
         training.flat_share,

@@ -29,6 +29,7 @@ from rlkit.training.checkpointing import (
     tidy_checkpoints,
     write_checkpoint,
 )
+from rlkit.training.overlap import kept_early, restored_early
 from rlkit.training.rollout import group_from_tensors, group_tensors
 
 
@@ -51,6 +52,7 @@ def save_trainer(trainer: Any, step: int) -> Path:
     waiting = {
         "denominator": trainer.progress.denominator,
         "window": [g.state.state_id for g in trainer.window],
+        **kept_early(trainer.early)[0],
     }
     everyone = trainer.ranks.gather((waiting, _pending(trainer)))
     if not everyone:
@@ -101,7 +103,8 @@ def say_what_changed(before: dict[str, Any], now: dict[str, Any], log: Any) -> N
 
 
 def _pending(trainer: Any) -> dict[str, Tensor]:
-    """Gradients that wait for the optimiser, and, for further passes, their groups."""
+    """Gradients that wait for the optimiser, for further passes their groups, and what was sampled
+    ahead."""
     tensors = {
         f"gradient/{name}": parameter.grad.detach().cpu().contiguous()
         for name, parameter in trainer.parameters.items()
@@ -110,7 +113,7 @@ def _pending(trainer: Any) -> dict[str, Tensor]:
     if trainer.settings.num_iterations > 1:
         for i, group in enumerate(trainer.window):
             tensors |= {f"group/{i}/{k}": v for k, v in group_tensors(group).items()}
-    return tensors
+    return tensors | kept_early(trainer.early)[1]
 
 
 def restore_trainer(trainer: Any) -> int:
@@ -169,7 +172,10 @@ def _restore_waiting(trainer: Any, found: Checkpoint) -> None:
         names = [_of_rank(rank, f"gradient/{name}") for rank in summed]
         parts = [pending[name].to(parameter.device) for name in names if name in pending]
         parameter.grad = sum(parts[1:], parts[0]) if parts else None
-    trainer.window = []
+    trainer.window, trainer.early = [], None
+    if len(everyone) == ranks.size:
+        prefix = _of_rank(ranks.rank, "early/")
+        trainer.early = restored_early(trainer, everyone[ranks.rank], pending, prefix)
     if window and trainer.settings.num_iterations > 1:
         by_id = {s.state_id: s for s in trainer.task.states("train")}
         for rank, i in window:
@@ -181,6 +187,7 @@ def _restore_waiting(trainer: Any, found: Checkpoint) -> None:
 @torch.no_grad()
 def _forget(trainer: Any) -> None:
     """Be as new: an interrupt before the first checkpoint leaves half a step behind."""
+    trainer.early = None
     if trainer.progress == Progress():
         return
     if trainer.untrained is None:

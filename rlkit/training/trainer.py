@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.grpo import group_loss
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics, task_metrics
+from rlkit.training.overlap import Early, early_group, scored_groups, visits_of
 from rlkit.training.prefix import decoder_and_head, read_prompts
 from rlkit.training.ranks import Ranks
 from rlkit.training.resume import Progress, restore_trainer, save_trainer
@@ -87,6 +88,7 @@ class GRPOTrainer:
         self.ranks.copy_(self.parameters)
         self.untrained = self._begin()
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
+        self.early: Early | None = None  # sampled before its step
         self._checked = self._half_done = False
         self.device = next(model.parameters()).device
         if config.lora.dropout and weights.of(model) is None:
@@ -101,15 +103,16 @@ class GRPOTrainer:
             return kept
         return {name: p.detach().clone() for name, p in self.parameters.items()}
 
-    def training_step(self, states: Sequence[Any]) -> dict[str, Any]:
+    def training_step(self, states: Sequence[Any], coming: Sequence[Any] = ()) -> dict[str, Any]:
         """Sample, score and learn from one group a state, of several processes each from its part
-        of the states; returns the step's metrics (on the main rank, elsewhere none).
+        of the states; returns the step's metrics (on the main rank, elsewhere none). `coming`: the
+        states of the next step, one of which `rollout.overlap` may sample now.
 
         The optimiser moves when `gradient_accumulation_steps` steps have come together. Raises
         RunError where an earlier step broke off half done.
         """
         with self._whole():
-            return self._step(states)
+            return self._step(states, coming)
 
     def final_update(self) -> dict[str, float]:
         """Move the optimiser with the steps that wait for it, at the end of a run; the update's
@@ -118,7 +121,7 @@ class GRPOTrainer:
             waiting = self.ranks.any(self.progress.denominator > 0)
             return self._update() if waiting else {}
 
-    def _step(self, states: Sequence[Any]) -> dict[str, Any]:
+    def _step(self, states: Sequence[Any], coming: Sequence[Any]) -> dict[str, Any]:
         task_metrics(self.task)  # what was counted between steps, as in an evaluation, is not ours
         begun = time.perf_counter()
         clock = {"sampling": 0.0, "environment": 0.0, "training": 0.0}
@@ -127,14 +130,14 @@ class GRPOTrainer:
         # advantages look beyond the group only with scale_rewards: batch; else one group at a time
         # is sampled and learnt from, while the graph of its prompt is at hand
         batch = self.settings.scale_rewards == "batch"
-        for part in [mine] if batch else [[one] for one in mine]:
-            graph = len(part) == 1
-            sampled = [self._sample_group(state, clock, graph, visit) for state, visit in part]
-            self._set_advantages(sampled, together=batch)
-            start = time.perf_counter()
-            stats += [self._pass(group, first=True) for group in sampled]
-            clock["training"] += time.perf_counter() - start
-            groups += sampled
+        graph = not batch or len(mine) == 1
+        with closing(self._scored_groups(mine, coming, clock, graph)) as scored:
+            for part in [list(scored)] if batch else ([group] for group in scored):
+                self._set_advantages(part, together=batch)
+                start = time.perf_counter()
+                stats += [self._pass(group, first=True) for group in part]
+                clock["training"] += time.perf_counter() - start
+                groups += part
         self.window += groups
         self.progress.step += 1
         self.progress.groups += len(states)
@@ -200,30 +203,47 @@ class GRPOTrainer:
     def _count_visits(self, states: Sequence[Any]) -> list[int]:
         """The visit of each state of a step, counted alike on every rank: the state's next one, in
         this step or a later one, is another."""
-        visits = []
-        for state in states:
-            visits.append(self.progress.visits.get(state.state_id, 0))
-            self.progress.visits[state.state_id] = visits[-1] + 1
+        visits = visits_of(states, self.progress.visits)
+        for state, visit in zip(states, visits, strict=True):
+            self.progress.visits[state.state_id] = visit + 1
         return visits
+
+    def _scored_groups(
+        self,
+        mine: Sequence[tuple[Any, int]],
+        coming: Sequence[Any],
+        clock: dict[str, float],
+        graph: bool,
+    ) -> Generator[Group, None, None]:
+        """The groups of a step, each sampled and scored when it is asked for, or before."""
+        if self.config.rollout.overlap != "none":
+            return scored_groups(self, mine, coming, clock, graph)
+        return (self._sample_group(state, clock, graph, visit) for state, visit in mine)
 
     def _sample_group(
         self, state: Any, clock: dict[str, float], graph: bool = False, visit: int | None = None
     ) -> Group:
-        """Sample and score a group, of the next visit where none is given. With `graph`, the
-        prompt is read with gradients, once for sampling and the policy pass
-        (`reuse_prompt_graph`)."""
-        start = time.perf_counter()
+        """Sample and score a group, of the next visit where none is given."""
         if visit is None:
             visit = self.progress.visits.get(state.state_id, 0)
+        group = self._sampled(state, clock, graph, visit)
+        start = time.perf_counter()
+        group.scores = self.task.score(state, group.texts)
+        clock["environment"] += time.perf_counter() - start
+        return group
+
+    def _sampled(self, state: Any, clock: dict[str, float], graph: bool, visit: int) -> Group:
+        """A group without scores. With `graph`, the prompt is read with gradients, once for
+        sampling and the policy pass (`reuse_prompt_graph`)."""
+        if early := early_group(self, state, visit):
+            return early
+        start = time.perf_counter()
         prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
         prefix = self._read_prompt(prompt) if graph and self._reuses_prompts else None
         sampled = self._sample(prompt, state, visit, range(self.settings.group_size), prefix)
         texts = [decode(self.tokenizer, ids) for ids in sampled.rows()]
-        middle = time.perf_counter()
-        scores = self.task.score(state, texts)
-        clock["sampling"] += middle - start
-        clock["environment"] += time.perf_counter() - middle
-        return Group(state, visit, prompt, sampled, texts, scores, prefix=prefix)
+        clock["sampling"] += time.perf_counter() - start
+        return Group(state, visit, prompt, sampled, texts, [], prefix=prefix)
 
     @property
     def _reuses_prompts(self) -> bool:
