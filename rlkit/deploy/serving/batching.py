@@ -1,10 +1,10 @@
 """Requests answered together as they come: continuous batching (Orca, OSDI 2022, section 3.1).
 
 One thread owns the model. Between two tokens of the batch it drops requests whose clients have
-gone or whose time is up, admits new ones where rows are free, and reads a part of their prompts, so
-that a long prompt does not hold up the others' tokens for longer than `CHUNK` tokens take. A row is
-computed as if it were alone: in float32 its tokens do not depend on what else is in the batch, up
-to rounding.
+gone or whose time is up, admits new ones where rows are free, and reads their prompts: short ones
+together in one pass, a long one part by part, so that nobody's tokens are held up for longer than
+`CHUNK` tokens take. A row is computed as if it were alone: in float32 its tokens do not depend on
+what else is in the batch, up to rounding.
 """
 
 from __future__ import annotations
@@ -172,9 +172,8 @@ class Batcher:
     def _turn(self) -> None:
         self._drop()
         self._admit()
-        budget = CHUNK
-        while self._reading and budget > 0:
-            budget -= self._read(self._reading[0], budget)
+        if self._reading:
+            self._read()
         if self._writing:
             self._write()
 
@@ -210,16 +209,15 @@ class Batcher:
                 job = self._waiting.popleft()
             self._reading.append(_Row(job, self.served))
 
-    def _read(self, row: _Row, budget: int) -> int:
-        """Read a part of a prompt; where that was the rest, the row begins to write."""
-        read = row.reader.read(budget) if row.reader.left else 0
-        if not row.reader.left:
+    def _read(self) -> None:
+        """One pass over waiting prompts; a row whose prompt is read begins to write."""
+        PromptReader.read_together([row.reader for row in self._reading], CHUNK)
+        for row in [row for row in self._reading if not row.reader.left]:
             self._cache.admit(row.reader.layers(), len(row.job.prompt) - 1)
             row.reader = None
             self._reading.remove(row)
             self._writing.append(row)
             self.metrics.prompt_tokens.inc(len(row.job.prompt))
-        return read
 
     def _write(self) -> None:
         """One token of every row."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from rlkit.training.caches import DecodingCache, score_bias
+from rlkit.training.caches import DecodingCache, PackedExamples, score_bias
 from rlkit.training.prefix import decoder_and_head
 
 _LEAST = 256  # places that the buffers begin with; they double when a row needs more
@@ -116,29 +116,66 @@ class RowCache(DecodingCache):
 
 
 class PromptReader:
-    """Reads a prompt part by part: all but its last token, which predicts the first new one."""
+    """Reads a prompt: all but its last token, which predicts the first new one. At once with other
+    prompts (`read_together`), or part by part."""
 
     def __init__(self, model: nn.Module, prompt: Sequence[int]) -> None:
         self._decoder, _ = decoder_and_head(model)
         self._device = next(model.parameters()).device
         self._ids = list(prompt[:-1])
         self._cache = DynamicCache()  # of plain layers: a window is the attention's own affair
-        self._read = 0
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self.left = len(self._ids)  # tokens that are still to be read
 
     @property
-    def left(self) -> int:
-        """Tokens that are still to be read."""
-        return len(self._ids) - self._read
+    def begun(self) -> bool:
+        return self.left < len(self._ids)
 
     def read(self, tokens: int) -> int:
         """Read up to `tokens` more; returns how many."""
-        part = self._ids[self._read : self._read + tokens]
+        start = len(self._ids) - self.left
+        part = self._ids[start : start + tokens]
         ids = torch.tensor([part], device=self._device)
-        positions = torch.arange(self._read, self._read + len(part), device=self._device)[None]
+        positions = torch.arange(start, start + len(part), device=self._device)[None]
         self._decoder(input_ids=ids, position_ids=positions, cache=self._cache, use_cache=True)
-        self._read += len(part)
+        self.left -= len(part)
+        self._layers = [(layer.keys, layer.values) for layer in self._cache.layers]
         return len(part)
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values (1, J, P - 1, D) of every layer; none of a prompt of one token."""
-        return [(layer.keys, layer.values) for layer in self._cache.layers]
+        return self._layers
+
+    @classmethod
+    def read_together(cls, readers: Sequence[PromptReader], tokens: int) -> int:
+        """One pass over up to `tokens` tokens: all prompts at the head of `readers` that fit as a
+        whole, side by side in one row, or else a part of the first. Returns how many."""
+        whole, total = [], 0
+        for reader in readers:
+            if reader.begun or total + reader.left > tokens:
+                break
+            whole.append(reader)
+            total += reader.left
+        if not whole:
+            return readers[0].read(tokens)
+        if whole := [reader for reader in whole if reader.left]:
+            cls._pack(whole)
+        return total
+
+    @staticmethod
+    def _pack(readers: Sequence[PromptReader]) -> None:
+        decoder, device = readers[0]._decoder, readers[0]._device
+        lengths, cache = tuple(reader.left for reader in readers), DynamicCache()
+        ids = [token for reader in readers for token in reader._ids]
+        positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+        decoder(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=positions[None],
+            cache=cache,
+            use_cache=True,
+            group=PackedExamples(lengths),
+        )
+        parts = [(x.keys.split(lengths, 2), x.values.split(lengths, 2)) for x in cache.layers]
+        for i, reader in enumerate(readers):
+            reader._layers = [(keys[i], values[i]) for keys, values in parts]
+            reader.left = 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import queue
 
 import pytest
+import torch
 
 from rlkit.deploy.serving.batching import Batcher, Failed, Job
 from rlkit.deploy.serving.model import load_model
 from rlkit.deploy.serving.settings import ServerSettings
+from rlkit.deploy.serving.slots import PromptReader
+from rlkit.training.prefix import read_prompts
 from rlkit.training.sampling import sample_actions
 from rlkit.training.text import decode
 
@@ -128,3 +131,23 @@ def test_stopping_fails_what_is_unfinished_and_takes_nothing_more(batcher):
     assert [one.answer()[2].status for one in told[1:]] == [503, 503]
     assert ask(batch, PROMPTS[1], 1)[1].answer()[2].status == 503
     assert not batch.alive
+
+
+def test_prompts_that_wait_are_read_in_one_pass_and_a_long_one_in_parts(served, batcher):
+    passes = []
+    decoder = served.model.get_decoder()
+    seen = lambda module, args, given: passes.append(given["input_ids"].shape[1])  # noqa: E731
+    handle = decoder.register_forward_pre_hook(seen, with_kwargs=True)
+    try:
+        readers = [PromptReader(served.model, p) for p in PROMPTS]  # of 1, 2, 7, 40, 300, 13
+        with torch.no_grad():
+            while any(reader.left for reader in readers):
+                waiting = [reader for reader in readers if reader.left]
+                assert PromptReader.read_together(waiting, 100) == passes[-1]
+    finally:
+        handle.remove()
+    assert passes == [1 + 6 + 39, 100, 100, 99, 12]
+    for reader, prompt in zip(readers[1:], PROMPTS[1:], strict=True):
+        for layer, pair in read_prompts(served.model, [prompt]).layers.items():
+            for mine, theirs in zip(reader.layers()[layer], pair, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
