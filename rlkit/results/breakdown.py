@@ -4,23 +4,35 @@ best."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from rlkit.errors import DataError
-from rlkit.results.statistics import Interval, mean_interval, share_interval
+from rlkit.practice.reward import COUNT_KEYS
+from rlkit.results.statistics import COUNT, FREE, SHARE, Bounds, Interval, mean_interval
 
 COLUMNS = ("hops", "round", "difficulty")
 DIFFICULTIES = ("easy", "middle", "hard")
 _STATISTICS = {"mean": "mean", "best": "max"}
+_COUNTS = {
+    *COUNT_KEYS, "n_clues", "clue_length", "length", "documents_read", "rounds", "rounds_needed",
+    "failed_rounds",
+}  # fmt: skip
 
 
-def question_interval(values: Iterable[float], share: bool) -> Interval:
-    """Mean and 95 % interval of one value per question; exact where all are 0 or 1 of a share."""
-    values = list(values)
-    return share_interval(values) if share and set(values) <= {0.0, 1.0} else mean_interval(values)
+def bounds_of(name: str, unit: str) -> Bounds:
+    """Between what a column's values lie, for `mean_interval`: where its unit is a share, from 0
+    to 1; of what is counted, from 0; else anywhere, as a reward may."""
+    return SHARE if unit.startswith("share") else COUNT if name in _COUNTS else FREE
+
+
+def columns_of(interval: Interval) -> dict[str, Any]:
+    """The columns of a row that shows an interval."""
+    n, *ends = interval
+    named = dict(zip(("mean", "low", "high"), ends, strict=True))
+    return named | {"n_questions": n, "caution": interval.caution}
 
 
 def difficulty(states: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -38,7 +50,7 @@ def difficulty(states: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def by(evaluation: Any, column: str, metric: str | None = None) -> pd.DataFrame:
     """One row a policy and group: policy, metric, the column, mean, low, high, n_questions,
-    n_states. The mean is over questions, each one's being over its states in the group.
+    caution, n_states. The mean is over questions, each one's being over its states in the group.
 
     `column` is `difficulty` or a column of the states (`hops`, `round`, `n_missing`, ...) that
     holds no lists; `metric` the primary one where none is named. Raises DataError for another
@@ -50,16 +62,16 @@ def by(evaluation: Any, column: str, metric: str | None = None) -> pd.DataFrame:
             f"{metric!r} is no metric of this evaluation; it has {', '.join(evaluation.metrics)}."
         )
     group, rows = _groups(evaluation.states, column), []
-    share = evaluation.metrics[metric].share
+    bounds = evaluation.bounds(metric)
     for policy in evaluation.policies:
         judged = evaluation.judged_rows(policy, metric)
         judged = judged.assign(group=judged["state_id"].map(group))
         for value in _order(set(group.values())):
             found = judged[judged["group"] == value]
-            n, mean, low, high = question_interval(_of_questions(found, metric), share)
-            row = {"policy": policy, "metric": metric, column: value, "mean": mean, "low": low}
-            rows.append(row | {"high": high, "n_questions": n, "n_states": len(found)})
-    names = ["policy", "metric", column, "mean", "low", "high", "n_questions", "n_states"]
+            interval = mean_interval(_of_questions(found, metric), bounds)
+            row = {"policy": policy, "metric": metric, column: value}
+            rows.append(row | columns_of(interval) | {"n_states": len(found)})
+    names = ["policy", "metric", column, *columns_of(mean_interval([])), "n_states"]
     return pd.DataFrame(rows, columns=names)
 
 
@@ -103,11 +115,8 @@ def sampled_rows(evaluation: Any) -> list[dict[str, Any]]:
                 kept = kept[kept["reward"].notna()]
             for name, how in _STATISTICS.items():
                 states = kept.groupby(["question_id", "state_id"])[metric].agg(how).reset_index()
-                found = question_interval(
-                    _of_questions(states, metric), evaluation.metrics[metric].share
-                )
+                found = mean_interval(_of_questions(states, metric), evaluation.bounds(metric))
                 row = {"policy": policy, "metric": f"{metric} ({name} of {k})"}
-                row |= {"mean": found.mean, "low": found.low, "high": found.high}
-                counts = {"n_questions": found.n, "n_states": len(states)}
-                rows.append(row | counts | {"unjudged_actions": unjudged})
+                counts = {"n_states": len(states), "unjudged_actions": unjudged}
+                rows.append(row | columns_of(found) | counts)
     return rows

@@ -23,7 +23,15 @@ from rlkit.errors import DataError
 from rlkit.files import read_json, write_json
 from rlkit.practice.reward import COUNT_KEYS
 from rlkit.results import breakdown
-from rlkit.results.statistics import Interval, PairedInterval, holm, paired_interval
+from rlkit.results.statistics import (
+    SHARE,
+    Bounds,
+    Interval,
+    PairedInterval,
+    holm,
+    mean_interval,
+    paired_interval,
+)
 
 SCHEMA = 1
 BASELINES = ("untouched", "warm_start", "raw_question")
@@ -148,8 +156,12 @@ class Evaluation:
 
     def interval(self, policy: str, metric: str) -> Interval:
         """Mean over questions of the metric, with its 95 % interval."""
-        values = self.question_values(policy, metric).values()
-        return breakdown.question_interval(values, self.metrics[metric].share)
+        return mean_interval(self.question_values(policy, metric).values(), self.bounds(metric))
+
+    def bounds(self, metric: str) -> Bounds:
+        """Between what the metric's values lie."""
+        found = self.metrics[metric]
+        return SHARE if found.share else breakdown.bounds_of(metric, found.unit)
 
     def paired(self, policy: str, baseline: str, metric: str) -> tuple[dict, dict]:
         """Both policies' values by question, over the states that count under both."""
@@ -164,8 +176,13 @@ class Evaluation:
     def difference(self, policy: str, baseline: str, metric: str) -> PairedInterval:
         """Mean of policy - baseline over questions, with its 95 % interval; of a share p is that
         of McNemar's exact test."""
-        pair = self.paired(policy, baseline, metric)
-        return paired_interval(*pair, share=self.metrics[metric].share)
+        pair, most = self.paired(policy, baseline, metric), self.largest_difference(metric)
+        return paired_interval(*pair, self.metrics[metric].share, most)
+
+    def largest_difference(self, metric: str) -> float:
+        """By how much two values of the metric can differ at most."""
+        low, high = self.bounds(metric)
+        return high - low
 
     def by(self, column: str, metric: str | None = None) -> pd.DataFrame:
         """A metric (default: the primary one) by `hops`, `round`, `difficulty` or another column of
@@ -182,17 +199,17 @@ class Evaluation:
         }
 
     def summary(self) -> pd.DataFrame:
-        """One row a (policy, metric): mean, low, high, n_questions, n_states, unjudged_actions.
-        Below them, where there are samples, those of `breakdown.sampled_rows`."""
+        """One row a (policy, metric): mean, low, high, n_questions, caution (why it has no
+        interval), n_states, unjudged_actions. Below them, where there are samples, those of
+        `breakdown.sampled_rows`."""
         rows = []
         for policy in self.policies:
             unjudged = int(self.frame.loc[self.frame["policy"] == policy, "reward"].isna().sum())
             for metric in self.metrics:
-                n, mean, low, high = self.interval(policy, metric)
-                row = {"policy": policy, "metric": metric, "mean": mean, "low": low, "high": high}
+                found = breakdown.columns_of(self.interval(policy, metric))
                 n_states = len(self.judged_rows(policy, metric))
-                counts = {"n_questions": n, "n_states": n_states, "unjudged_actions": unjudged}
-                rows.append(row | counts)
+                counts = {"n_states": n_states, "unjudged_actions": unjudged}
+                rows.append({"policy": policy, "metric": metric} | found | counts)
         return pd.DataFrame(rows + breakdown.sampled_rows(self))
 
     def pairs(self) -> list[tuple[str, str]]:

@@ -23,13 +23,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rlkit.results.breakdown import bounds_of
 from rlkit.results.evaluation import REWARD_PARTS, Evaluation
-from rlkit.results.statistics import (
-    Interval,
-    mean_interval,
-    paired_differences,
-    paired_interval,
-)
+from rlkit.results.statistics import SHARE, Interval, mean_interval, paired_differences
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart.
 BLUE, ORANGE, GREEN, SKY, PINK, GREY = (
@@ -133,11 +129,12 @@ def metric_by_policy(evaluation: Evaluation, metric: str | None = None) -> Figur
             _interval_bar(ax, interval, place)
     ax.set_yticks(range(len(names)), [evaluation.names.get(name, name) for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
-    title, unit, _, share = evaluation.metrics[metric]
-    if unit.startswith("share"):
+    title, unit, *_ = evaluation.metrics[metric]
+    share = evaluation.bounds(metric) == SHARE
+    if share:
         ax.set_xlim(-0.04, 1.04)
     label_axes(ax, f"{title} by policy ({n_text(counts)} questions)", unit)
-    kind = "exact" if share else "Student's t"
+    kind = "exact where all are 0 or 1" if share else "Student's t"
     figure.supxlabel(f"dots: questions · diamond: mean · line: 95 % interval ({kind})", size=8)
     return figure
 
@@ -181,8 +178,8 @@ def question_differences(
     """The difference a - b of each question in a metric (default: the primary one), sorted, with
     the mean and its 95 % interval."""
     metric, names = metric or evaluation.primary, evaluation.names
-    pair = evaluation.paired(a, b, metric)
-    values, interval = sorted(paired_differences(*pair).values()), paired_interval(*pair)
+    values = sorted(paired_differences(*evaluation.paired(a, b, metric)).values())
+    interval = evaluation.difference(a, b, metric)
     figure, (ax,) = new_figure(5.2, 3.0)
     colours = [GREEN if value > 0 else PINK for value in values]
     ax.bar(range(1, len(values) + 1), values, color=colours, width=0.8)
@@ -203,7 +200,8 @@ def question_differences(
 def part_interval(evaluation: Evaluation, policy: str, part: str) -> Interval:
     """Documents of one kind per judged action: mean over questions, 95 % interval."""
     rows = evaluation.judged_rows(policy, "reward")
-    return mean_interval(rows[part].astype("float64").groupby(rows["question_id"]).mean())
+    values = rows[part].astype("float64").groupby(rows["question_id"]).mean()
+    return mean_interval(values, bounds_of(part, "per action"))
 
 
 def _has_parts(evaluation: Evaluation, policy: str) -> bool:

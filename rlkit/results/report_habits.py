@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
+from rlkit.results.breakdown import bounds_of
 from rlkit.results.evaluation import Evaluation
 from rlkit.results.plots import CURVES
 from rlkit.results.statistics import Interval, interval_text, mean_interval
@@ -81,7 +82,8 @@ def habit_intervals(evaluation: Evaluation) -> dict[str, dict[str, Interval]]:
 
 
 def _by_question(kept: pd.DataFrame, questions: pd.Series, habit: str) -> Interval:
-    return mean_interval(kept[habit].groupby(questions).mean() if habit in kept else [])
+    values = kept[habit].groupby(questions).mean() if habit in kept else []
+    return mean_interval(values, bounds_of(habit, CURVES[habit][1]))
 
 
 def habits_over_steps(rollouts: str | Path) -> pd.DataFrame:

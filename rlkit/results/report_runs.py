@@ -166,7 +166,8 @@ def _averaged(
     metric = first["evaluation"].primary
     share = first["evaluation"].metrics[metric].share
     values = {seed: run["evaluation"].paired(*pair, metric) for seed, run in by_seed.items()}
-    found = seeds_interval(values, share=share)
+    most = first["evaluation"].largest_difference(metric)
+    found = seeds_interval(values, share=share, most=most)
     a, b = (first["names"].get(name, name) for name in pair)
     title = f"{first['evaluation'].metrics[metric].title}, {a} minus {b}"
     if twice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlkit.results.evaluation import NOT_TUNED, Evaluation, records
-from rlkit.results.statistics import ALPHA, PairedInterval, holm
+from rlkit.results.statistics import ALPHA, PairedInterval, holm, no_interval
 
 _ENDINGS = {
     "higher": "This is a rise.",
@@ -136,7 +136,7 @@ def _sentence(
 
 def _ends(interval: PairedInterval) -> str:
     if interval.low is None:
-        return "no interval"
+        return no_interval(interval.n)
     return f"95 % interval {interval.low:+.2f} to {interval.high:+.2f}"
 
 

@@ -13,6 +13,7 @@ and in `failed`: where that is often, the servers are compared, not the Executor
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ import pandas as pd
 from rlkit.errors import DataError
 from rlkit.files import read_object, write_json
 from rlkit.library.tokenize import folded
+from rlkit.results.breakdown import bounds_of
 from rlkit.results.evaluate import NAMES, policy_pairs, records
 from rlkit.results.statistics import (
     Interval,
@@ -154,12 +156,14 @@ class TeamComparison:
 
     def interval(self, team: str, metric: str) -> Interval:
         """Mean over questions, with its 95 % interval."""
-        return mean_interval(self.question_values(team, metric).values())
+        bounds = bounds_of(metric, self.metrics[metric].unit)
+        return mean_interval(self.question_values(team, metric).values(), bounds)
 
     def difference(self, team: str, other: str, metric: str) -> PairedInterval:
         """Mean of team - other over the questions that both have a value for."""
         values = (self.question_values(name, metric) for name in (team, other))
-        return paired_interval(*values, share=metric == "answer_found")
+        most = 1.0 if self.metrics[metric].unit.startswith("share") else math.inf
+        return paired_interval(*values, metric == "answer_found", most)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Whom to compare with whom: as in an evaluation; where that leaves nobody, every team
@@ -168,13 +172,15 @@ class TeamComparison:
         return policy_pairs(teams) or [(team, teams[0]) for team in teams[1:]]
 
     def summary(self) -> pd.DataFrame:
-        """One row a (team, metric): n questions, mean, low, high."""
-        rows = [
-            {"team": team, "metric": metric, **self.interval(team, metric)._asdict()}
-            for team in self.teams
-            for metric in self.metrics
-        ]
-        return pd.DataFrame(rows, columns=["team", "metric", *Interval._fields])
+        """One row a (team, metric): n questions, mean, low, high, caution (why there is no
+        interval)."""
+        rows = []
+        for team in self.teams:
+            for metric in self.metrics:
+                found = self.interval(team, metric)
+                row = {"team": team, "metric": metric, **found._asdict()}
+                rows.append(row | {"caution": found.caution})
+        return pd.DataFrame(rows, columns=["team", "metric", *Interval._fields, "caution"])
 
     def differences(self) -> pd.DataFrame:
         """One row a (pair, metric): mean of team - other by question, interval, verdict."""

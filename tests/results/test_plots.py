@@ -82,7 +82,7 @@ def test_where_policies_have_other_numbers_of_questions_n_is_a_range(
     assert [table.loc["tuned Executor", r].rpartition(", ")[2] for r in (1, 2)] == [
         "n = 31", "n = 23",
     ]  # fmt: skip
-    assert table.loc["oracle", 1] == "1.00 [1.00, 1.00], n = 32"
+    assert table.loc["oracle", 1] == "1.00 [0.89, 1.00], n = 32"
     nothing = replace(toy_evaluation, states=())
     assert report_plots.group_table(nothing, "round").empty
 

@@ -11,6 +11,9 @@ from scipy import integrate, stats
 
 from rlkit.results.bootstrap import bca, smallest_effect
 from rlkit.results.statistics import (
+    COUNT,
+    FREE,
+    SHARE,
     PairedInterval,
     holm,
     interval_text,
@@ -46,8 +49,84 @@ def test_fewer_than_two_values_have_no_interval() -> None:
     assert mean_interval([0.5]) == (1, 0.5, None, None)
 
 
-def test_equal_values_have_an_interval_of_width_zero() -> None:
-    assert mean_interval([0.25] * 5) == (5, 0.25, 0.25, 0.25)
+def test_equal_values_have_no_interval_and_say_so() -> None:
+    said = "all 5 values are the same; an interval says nothing"
+    for bounds in (FREE, SHARE, COUNT):
+        found = mean_interval([0.25] * 5, bounds)
+        assert found == (5, 0.25, None, None) and found.caution == said
+    assert interval_text(found) == f"0.25 ({said})"
+    assert mean_interval([0.1 + 0.2, 0.3]).low is None  # the noise of averaging is no difference
+    assert mean_interval([1, 2]).caution == mean_interval([]).caution == ""
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_shares_that_are_all_0_or_all_1_have_the_exact_interval(value: float) -> None:
+    """None of 24: the share p under which (1 - p)^24 is .025."""
+    found, end = mean_interval([value] * 24, SHARE), 1 - 0.025 ** (1 / 24)
+    ends = (0.0, end) if value == 0 else (1 - end, 1.0)
+    assert (found.low, found.high) == pytest.approx(ends, abs=1e-12) and found.caution == ""
+    assert mean_interval([value] * 24).low is None  # 24 equal rewards say nothing
+
+
+def test_a_share_near_its_bound_stays_within_it_with_korn_and_graubards_interval() -> None:
+    """Nine 0 and one .5: m = .05, s² / 10 = .225 / 90 = .0025, so that .0475 / .0025 = 19 trials
+    vary as much, less by (1.959964 / t(.975, 9))² = (1.959964 / 2.262157)². The ends of the beta
+    distributions with these trials are integrated."""
+    found = mean_interval([0.0] * 9 + [0.5], SHARE)
+    trials = 19 * (1.959963985 / 2.262157163) ** 2
+    right = 0.05 * trials
+
+    def below(x: float, a: float, b: float) -> float:
+        whole, part = (integrate.quad(lambda p: p ** (a - 1) * (1 - p) ** (b - 1), 0, end)[0]
+                       for end in (1, x))  # fmt: skip
+        return part / whole
+
+    assert below(found.low, right, trials - right + 1) == pytest.approx(0.025, abs=1e-6)
+    assert below(found.high, right + 1, trials - right) == pytest.approx(0.975, abs=1e-6)
+    mirrored = mean_interval([1.0] * 9 + [0.5], SHARE)
+    assert mirrored[2:] == pytest.approx((1 - found.high, 1 - found.low), abs=1e-9)
+    assert mean_interval([0.0] * 9 + [0.5]).low < 0 < found.low < 0.05 < found.high < 1
+
+
+def test_bounds_change_nothing_where_students_interval_lies_within_them() -> None:
+    values = [0.2, 0.4, 0.6, 0.5]
+    assert mean_interval(values) == mean_interval(values, SHARE) == mean_interval(values, COUNT)
+
+
+def test_a_counts_interval_is_cut_at_0() -> None:
+    free, cut = (mean_interval([0, 0, 0, 3], bounds) for bounds in (FREE, COUNT))
+    assert free.low < 0 and cut == free._replace(low=0.0)
+
+
+def test_a_share_near_its_bound_covers_its_mean() -> None:
+    """A question's three states are each found with its own chance, .05 on average."""
+    random = np.random.default_rng(7)
+    drawn = random.binomial(3, random.beta(0.2, 3.8, (1000, 24))) / 3
+    held = {
+        bounds: np.mean([
+            i.low is not None and i.low <= 0.05 <= i.high
+            for i in (mean_interval(row, bounds) for row in drawn)
+        ])
+        for bounds in (FREE, SHARE)
+    }  # fmt: skip
+    assert held[FREE] < 0.91 and held[SHARE] >= 0.95
+
+
+def test_a_difference_of_shares_has_its_interval_within_1() -> None:
+    a, b = {i: 1.0 for i in range(10)}, {i: float(i == 0) * 0.9 for i in range(10)}
+    free, cut = paired_interval(a, b), paired_interval(a, b, most=1.0)
+    assert free.high > 1 and cut == free._replace(high=1.0)
+
+
+def test_equal_differences_have_no_interval_and_the_sign_tests_p() -> None:
+    found = paired([0.5] * 24)
+    assert found[:6] == (24, 0.5, None, None, 24, 2 / 2**24)
+    assert found.verdict == "higher" and "All 24 differences are the same" in found.caution
+    assert paired([-0.5] * 24).verdict == "lower"
+    assert paired([0.5] * 4).verdict == "too few to say"
+    assert paired([0.0] * 24)[:6] == (24, 0.0, None, None, 0, 1.0)
+    assert paired([0.0] * 24).verdict == "too few to say"
+    assert interval_text(found) == "+0.50 (all 24 values are the same; an interval says nothing)"
 
 
 def test_paired_interval_by_hand() -> None:
@@ -181,8 +260,8 @@ def test_the_smallest_effect_by_published_tables_and_in_the_interval() -> None:
 def test_differences_without_spread_or_without_a_second_one() -> None:
     assert paired([]) == (0, None, None, None, 0, None, "t", None, None)
     assert paired([0.5]) == (1, 0.5, None, None, 1, None, "t", None, None)
-    assert paired([0.0] * 30) == (30, 0, 0, 0, 0, 1.0, "t", None, None)
-    assert paired([0.25] * 200)[:6] == (200, 0.25, 0.25, 0.25, 200, 2 / 2**200)
+    assert paired([0.0] * 30) == (30, 0, None, None, 0, 1.0, "t", None, None)
+    assert paired([0.25] * 200)[:6] == (200, 0.25, None, None, 200, 2 / 2**200)
     assert paired([0.1 + 0.2 - 0.3, 0.0]).p == 1.0  # noise of rounding is no spread
 
 
