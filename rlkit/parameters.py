@@ -143,6 +143,15 @@ class GrpoSection(Section):
 
 class RolloutSection(Section):
     title: ClassVar[str] = "rollout"
+    importance_cap: float = key(
+        2.0,
+        "actions sampled by another program than the trainer, or under older weights, have their "
+        "policy term weighted by the ratio of their probabilities, at most this (TRL: "
+        "vllm_importance_sampling_clip_max)",
+        "ratio",
+        gt=0,
+        le=1000,
+    )
     overlap: Literal["none", "update", "ahead"] = key(
         "none",
         "what is sampled while the environment judges: none; update, the next groups for as long "

@@ -15,11 +15,17 @@ denominators of all of them, so that an update does not depend on how its groups
 | gspo      | the same, r of the whole action               | tokens of an action, actions  |
 | cispo     | -sg(min(r, 1+e_high)) A logp                  | all tokens of the update      |
 
+Actions that another program sampled, or older weights (`Group.off_policy`), have their policy term
+multiplied by min(pi_old / pi_sampled, cap), truncated importance sampling: pi_old is the policy
+pass's own distribution, from which r is measured, and the KL is left as it is.
+
 `clip_epsilon` 0.2 suits a token's r. The mean over an action moves far less: GSPO's paper (section
 5.1) clips at 1 - 3e-4 and 1 + 4e-4, and at 0.2 gspo is next to unclipped.
 
 Sources: GRPO arXiv:2402.03300 eq. 3; DAPO 2503.14476; Dr. GRPO 2503.20783; GSPO 2507.18071 eq. 5-7;
-CISPO 2506.13585 eq. 4-5; the KL estimators k1, k2, k3: J. Schulman, "Approximating KL divergence".
+CISPO 2506.13585 eq. 4-5; the KL estimators k1, k2, k3: J. Schulman, "Approximating KL divergence";
+the weights: F. Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+training"; truncation: E. Ionides 2008, "Truncated importance sampling".
 """
 
 from __future__ import annotations
@@ -53,11 +59,13 @@ def group_loss(
     advantages: Tensor,
     mask: Tensor,
     settings: Any,
+    weights: Tensor | None = None,
 ) -> GroupLoss:
     """The loss of one group: `pg + beta * kl` per token, averaged as `settings.loss_type` says.
 
     logp, old_logp, ref_logp: (K, C); advantages: (K, 1) or (K, C); mask: (K, C) bool. `settings`
-    has the attributes of the params section `grpo`. An empty mask gives 0 with a graph.
+    has the attributes of the params section `grpo`. `weights`: (K, C) `importance_weights` of an
+    off-policy group; they multiply `pg`. An empty mask gives 0 with a graph.
     """
     advantages = advantages.to(logp).expand_as(logp)
     counted = mask.any(dim=1)
@@ -66,6 +74,8 @@ def group_loss(
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     safe_logp = torch.where(mask, logp, torch.zeros_like(logp))
     per_token = _policy_term(ratio, safe_logp, advantages, settings)
+    if weights is not None:
+        per_token = per_token * weights.detach().to(per_token)
     if ref_logp is not None and settings.kl_penalty:
         difference = torch.where(mask, ref_logp.detach() - logp, torch.zeros_like(logp))
         per_token = per_token + settings.kl_penalty * KL_ESTIMATORS[settings.kl_estimator](
@@ -85,6 +95,27 @@ def _masked_log_ratio(log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
     mean = log_ratio.sum(dim=1, keepdim=True) / lengths
     return mean.expand_as(log_ratio)
+
+
+def importance_weights(
+    policy_logp: Tensor, sampled_logp: Tensor, mask: Tensor, level: str, cap: float
+) -> Tensor:
+    """(K, C) truncated importance weights of an off-policy group: `sampling_ratio`, at most `cap`
+    (Yao et al. 2025)."""
+    return sampling_ratio(policy_logp, sampled_logp, mask, level).clamp(max=cap)
+
+
+def sampling_ratio(policy_logp: Tensor, sampled_logp: Tensor, mask: Tensor, level: str) -> Tensor:
+    """(K, C) how much likelier the policy pass finds what was sampled than the sampler did:
+    exp(policy_logp - sampled_logp) of each token; at `level` sequence the geometric mean over the
+    action, since that is what r is there: r times the ratio is r measured from the sampler.
+
+    policy_logp, sampled_logp: (K, C); masked positions may hold anything. No gradient.
+    """
+    difference = (policy_logp - sampled_logp).detach()
+    difference = torch.where(mask, difference, torch.zeros_like(difference))
+    difference = _masked_log_ratio(difference, mask, level)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _policy_term(ratio: Tensor, logp: Tensor, advantages: Tensor, settings: Any) -> Tensor:

@@ -9,11 +9,14 @@
 | loss | of the step; near 0 on-policy, since advantages sum to 0: that is normal |
 | completions/mean_length, completions/clipped_ratio | tokens an action; share cut at the limit |
 | clip_ratio/low_mean, clip_ratio/high_mean | share of tokens clipped, in later passes |
-| sampling_logp_difference | mean absolute difference between decoding and policy pass, nats |
+| sampling_logp_difference, sampling_logp_difference_max | mean and largest absolute difference between sampling and policy pass, nats, of the tokens that the loss counts |
+| sampling/importance_sampling_ratio/min, .../mean, .../max | off-policy groups only (vLLM, overlap): the weights of their tokens, truncated |
+| sampling/importance_sampling_ratio/truncated | share of these tokens whose ratio is above rollout.importance_cap |
+| sampling/effective_sample_size | (sum w)^2 / (M sum w^2) over the M ratios w of these tokens before truncation: 1 where the policy is who sampled |
 | unjudged_share | share of actions that could not be scored: they leave the loss |
 | verdict_cache_hit_rate | live checker: share of the documents looked up that were judged before |
 | time/... | share of the step's time in sampling, environment, training |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.training.grpo import k3
+from rlkit.training.grpo import k3, sampling_ratio
 from rlkit.training.rollout import Group, mean
 
 
@@ -48,6 +51,7 @@ def step_metrics(
         "reward_std": mean([_spread(group.rewards) for group in groups]),
         "frac_reward_zero_std": mean([float(_spread(group.rewards) == 0) for group in groups]),
         **token_means(groups, settings.mask_truncated),
+        **mismatch(groups, settings),
         "loss": total.get("total", 0.0) / max(total.get("denominator", 0.0), 1.0),
         "grad_norm": None,
         "learning_rate": None,
@@ -90,6 +94,41 @@ def token_means(groups: Sequence[Group], mask_truncated: bool) -> dict[str, floa
         columns["sampling_logp_difference"].append(difference)
     values = {name: torch.cat(parts) if parts else None for name, parts in columns.items()}
     return {n: float(v.mean()) if v is not None and len(v) else None for n, v in values.items()}
+
+
+def mismatch(groups: Sequence[Group], settings: Any) -> dict[str, float]:
+    """How far what was sampled is from the policy pass, over the tokens that the loss counts: the
+    largest difference, and, of off-policy groups, the importance weights and the effective sample
+    size (L. Kish 1965, "Survey Sampling") as a share of the tokens."""
+    largest, weights, ratios = [], [], []
+    for group in groups:
+        counted = group.loss_mask(settings.mask_truncated)
+        logp, sampled = group.old_logp, group.sampled.logprobs
+        largest.append((logp - sampled)[counted].abs())
+        if group.weights is not None:
+            weights.append(group.weights[counted])
+            level = settings.importance_level
+            ratios.append(sampling_ratio(logp, sampled, counted, level)[counted])
+    found = {"sampling_logp_difference_max": _largest(_joined(largest))}
+    w, ratio = _joined(weights), _joined(ratios)
+    if not len(w):
+        return found
+    name = "sampling/importance_sampling_ratio"
+    return found | {
+        f"{name}/min": float(w.min()),
+        f"{name}/mean": float(w.mean()),
+        f"{name}/max": float(w.max()),
+        f"{name}/truncated": float((ratio > w).double().mean()),
+        "sampling/effective_sample_size": float(ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)),
+    }
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)).double() if parts else torch.zeros(0)
+
+
+def _largest(values: Tensor) -> float | None:
+    return float(values.max()) if len(values) else None
 
 
 def clip_ratios(stats: Sequence[dict[str, float]]) -> dict[str, float]:

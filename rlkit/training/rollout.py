@@ -22,7 +22,9 @@ class Group:
     tokens, mask, sampled_logp: (K, C); advantages: (K, C) float64; counted: (K,) bool, False for
     an action that leaves the loss and every denominator (unscorable, or cut and masked).
     old_logp and ref_logp are filled in by the first pass. prefix: what sampling read of the
-    prompt, with its graph, until the first pass has used it.
+    prompt, with its graph, until the first pass has used it. off_policy: sampled by another program
+    than the policy pass, or under older weights; the first pass then fills in the (K, C) importance
+    weights of the loss (grpo.py).
     """
 
     state: Any
@@ -36,6 +38,8 @@ class Group:
     ref_logp: Tensor | None = None
     entropy: Tensor | None = None
     prefix: PromptCache | None = None
+    off_policy: bool = False
+    weights: Tensor | None = None
 
     @property
     def rewards(self) -> list[float | None]:
@@ -72,6 +76,8 @@ class Group:
                 "reward": score.reward,
                 "advantage": float(self.advantages[k][0]),
             }
+            if self.weights is not None:
+                row["importance_weight"] = _values(self.weights, k, real)
             rows.append(row | score.components)
         return rows
 
@@ -108,6 +114,7 @@ def group_tensors(group: Group) -> dict[str, Tensor]:
         "old_logp": group.old_logp,
         "entropy": group.entropy,
         "ref_logp": group.ref_logp,
+        "weights": group.weights,
     }
     return {k: v.detach().cpu().contiguous() for k, v in tensors.items() if v is not None}
 
@@ -133,4 +140,5 @@ def group_from_tensors(state: Any, pending: dict[str, Tensor], prefix: str, devi
         t["old_logp"],
         t.get("ref_logp"),
         t["entropy"],
+        weights=t.get("weights"),
     )

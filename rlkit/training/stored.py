@@ -68,7 +68,7 @@ def _group(state: Any, visit: int, prompt: list[int], rows: pd.DataFrame, device
     mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]  # (K, C)
 
     def padded(name: str, dtype: torch.dtype) -> Tensor | None:
-        if rows[name].isna().any():
+        if name not in rows or rows[name].isna().any():
             return None
         table = torch.zeros(mask.shape, dtype=dtype)
         table[mask] = torch.from_numpy(np.concatenate(rows[name].tolist())).to(dtype)
@@ -87,4 +87,5 @@ def _group(state: Any, visit: int, prompt: list[int], rows: pd.DataFrame, device
     group = Group(state, visit, prompt, sampled, rows["text"].tolist(), scores)
     group.old_logp = padded("policy_logp", torch.float64)
     group.ref_logp = padded("reference_logp", torch.float64)
+    group.weights = padded("importance_weight", torch.float64)
     return group

@@ -38,7 +38,7 @@ from rlkit.training.gradients import (
     without_dropout,
 )
 from rlkit.training.greedy import greedy_evaluation
-from rlkit.training.grpo import group_loss
+from rlkit.training.grpo import group_loss, importance_weights
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics, task_metrics
 from rlkit.training.overlap import Early, early_group, scored_groups, visits_of
@@ -325,7 +325,10 @@ class GRPOTrainer:
         group.prefix = None  # its graph is used up
         if first:
             group.old_logp, group.entropy = logp.detach(), entropy
-        loss = group_loss(logp, group.old_logp, group.ref_logp, advantages, mask, self.settings)
+            group.weights = self._weights(group, mask)
+        loss = group_loss(
+            logp, group.old_logp, group.ref_logp, advantages, mask, self.settings, group.weights
+        )
         self.progress.denominator += loss.denominator
         if learns:
             self.scaler.scale(loss.total).backward()
@@ -334,6 +337,14 @@ class GRPOTrainer:
                 self._checked = True
         stats = {**loss.stats, "total": float(loss.total.detach()), "denominator": loss.denominator}
         return stats
+
+    def _weights(self, group: Group, mask: Tensor) -> Tensor | None:
+        """(K, C) importance weights of a group that the policy pass's program and weights did not
+        sample; of all others none."""
+        if not group.off_policy:
+            return None
+        level, cap = self.settings.importance_level, self.config.rollout.importance_cap
+        return importance_weights(group.old_logp, group.sampled.logprobs, mask, level, cap)
 
     def log_probs(
         self,
