@@ -14,18 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rlkit.agents.recording import now_and_then
-from rlkit.errors import ConfigError
 from rlkit.files import new_folder, plain
-from rlkit.practice.source import sample_of
 from rlkit.practice.task import build_task
 from rlkit.run import Run
 from rlkit.training import alarms, fingerprint, stopping
 from rlkit.training.adapters import load_lora_checkpoint
-from rlkit.training.greedy import greedy_evaluation
+from rlkit.training.dev import dev_evaluation, sft_evaluation
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.launcher import check_launcher, launched_dtype
 from rlkit.training.models import resolve_base_model
@@ -40,7 +37,7 @@ from rlkit.training.sft import (
     save_warm_start,
     train_sft,
 )
-from rlkit.training.text import end_ids, token_counter
+from rlkit.training.text import token_counter
 from rlkit.training.trainer import GRPOTrainer
 
 Log = Callable[[str], None]
@@ -179,30 +176,11 @@ def warm_start(
         checkpoints=checkpoints_of(folder),
         progress=progress or _said(log),
         monitor=functools.partial(Monitor, config, run, part="sft"),
-        evaluate=_sft_evaluation(config, task, model, tokenizer),
+        evaluate=sft_evaluation(config, task, model, tokenizer),
         best=config.training.best,
         log=log,
     )
     return save_warm_start(model, rows, folder)
-
-
-def _sft_evaluation(
-    config: Any, task: Any, model: Any, tokenizer: Any
-) -> Callable[[], dict[str, Any]] | None:
-    """Greedy evaluation on dev states during SFT; None where it is off, or there are none."""
-    states = sample_of(task.states("dev"), config.evaluation.epoch_states)
-    if not states or config.sft.evaluate_every_n_updates is None:
-        return None
-    writer = SimpleNamespace(
-        config=config,
-        settings=config.grpo,
-        task=task,
-        model=model,
-        tokenizer=tokenizer,
-        ends=end_ids(model, tokenizer),
-        ranks=Ranks(),
-    )
-    return functools.partial(greedy_evaluation, writer, states)
 
 
 def sft_run(config: Any, *, log: Log = print) -> Path:
@@ -288,7 +266,7 @@ def _set_status(trainer: GRPOTrainer, state: str, **details: Any) -> None:
 
 def _first_line(trainer: GRPOTrainer, monitor: Any, progress: Any) -> None:
     """Step 0: what the policy does on dev before it is trained."""
-    found = _dev_evaluation(trainer)
+    found = dev_evaluation(trainer)
     if found:
         _record(trainer, monitor, progress, {"step": 0, "epoch": 0.0, **found})
 
@@ -310,7 +288,7 @@ def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> 
         metrics |= trainer.final_update()
     epoch_ends = trainer.position % trainer.epoch_steps == 0 or last
     if epoch_ends:
-        metrics |= _dev_evaluation(trainer)
+        metrics |= dev_evaluation(trainer)
     epoch = trainer.position / trainer.epoch_steps
     _record(trainer, monitor, progress, {"step": step, "epoch": epoch, **metrics})
     if ranks.is_main:
@@ -352,27 +330,6 @@ def _record(trainer: GRPOTrainer, monitor: Any, progress: Any, metrics: dict[str
         trainer.log(step_line(metrics))
     for alarm in begun:
         trainer.log(f"alarm at step {metrics['step']}: {alarm}")
-
-
-def _dev_evaluation(trainer: GRPOTrainer) -> dict[str, Any]:
-    """Greedy evaluation on some dev states, always the same; the best step is remembered."""
-    states = sample_of(trainer.task.states("dev"), trainer.config.evaluation.epoch_states)
-    if not states:
-        return {}
-    start = time.perf_counter()
-    found = trainer.ranks.broadcast(trainer.evaluate(states))  # all judge alike which is best
-    metric = trainer.config.training.best
-    if metric not in found:
-        raise ConfigError(
-            f"training.best is {metric!r}, which the task does not measure; choose one of "
-            f"{', '.join(found)}."
-        )
-    value, best = found[metric], trainer.progress.best_value
-    if value is not None and (best is None or value > best) and trainer.progress.step:
-        trainer.progress.best_step, trainer.progress.best_value = trainer.progress.step, value
-    return {f"eval/{k}": v for k, v in found.items()} | {
-        "eval/seconds": time.perf_counter() - start
-    }
 
 
 def step_line(metrics: dict[str, Any]) -> str:
