@@ -104,6 +104,40 @@ def test_a_run_that_saved_itself_when_interrupted_ends_with_130_too(stand_in, tm
     assert "goes on from the last checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["runs"], ["check", "--quick"], ["report", "one"]])
+def test_what_one_process_does_is_refused_to_several(monkeypatch, capsys, command):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(command) == 2
+    assert capsys.readouterr().err == (
+        f"error: {command[0]} is done by one process, and the launcher started 2 (WORLD_SIZE); "
+        f"start it with python -m rlkit {command[0]}. Several do train and sft.\n"
+    )
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_of_several_processes_main_alone_speaks(stand_in, tmp_path, monkeypatch, capsys, state):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    stand_in("rlkit.training.loop", "train_run", a_run(tmp_path, state))
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main(["train"]) == 0 and capsys.readouterr() == ("", "")
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["train"]) == (0 if state == "finished" else 130)
+    assert str(tmp_path) in "".join(capsys.readouterr())
+
+
+def test_the_first_process_of_a_machine_says_what_all_of_it_failed_over(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    slept = []
+    monkeypatch.setattr(cli.time, "sleep", slept.append)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert cli.main(["train", "--set", "grpo.group_sise=2"]) == 2
+    first, other = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: ") and other == first.replace("error: ", "error: rank 1: ")
+    assert slept == [cli.SAID_BY_FIRST]  # by then the launcher has ended it
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

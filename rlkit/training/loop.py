@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.agents.recording import now_and_then
+from rlkit.errors import RunError
 from rlkit.files import new_folder, plain
 from rlkit.practice.task import build_task
 from rlkit.run import Run
@@ -69,11 +70,21 @@ def _at_work(config: Any, log: Log) -> Iterator[tuple[Ranks, Run, Log]]:
             log(f"{ranks.size} processes, main on {ranks.device}")
         with ranks.main_first():
             resolve_base_model(config.model.base_model_path)  # a slip here should cost nothing
-            run = Run.open(config, create=ranks.is_main)
+            run = Run.open(config) if ranks.is_main else _run_of_main(config)
         with run.lock() if ranks.is_main else contextlib.nullcontext():
             ranks.on_failure = functools.partial(_failed, run)
             yield ranks, run, log
             ranks.on_failure = _silent  # what ends now is no failure
+
+
+def _run_of_main(config: Any) -> Run:
+    folder = Path(config.output_root) / config.run_name
+    if not folder.is_dir():
+        raise RunError(
+            f"the main process made {folder.absolute()}, which this machine does not see; put "
+            "output_root on a file system that all machines of the job see."
+        )
+    return Run.open(config, create=False)
 
 
 def _silent(said: Any) -> None:
