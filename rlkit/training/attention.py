@@ -76,7 +76,7 @@ def attention_forward(
     else:
         if isinstance(group, PromptCache):
             group.layers[module.layer_idx] = (key, value)
-            if module.layer_idx == group.last_layer:
+            if group.ends_early and module.layer_idx == group.last_layer:
                 raise PromptRead
         output = _causal(query, key, value, scale, sliding_window, attention_mask)
     return output.transpose(1, 2).contiguous(), None

@@ -23,6 +23,7 @@ class PromptCache:
     last_layer: int
     length: int  # P - 1 of the longest prompt
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B, J, P - 1, D)
+    ends_early: bool = True  # not where hooks must run to their end (sharding.py)
 
 
 @dataclass(frozen=True)

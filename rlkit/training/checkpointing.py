@@ -257,11 +257,19 @@ def prune_checkpoints(folder: Path, keep_last: int, keep: set[int]) -> None:
             shutil.rmtree(gone)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
-    """The optimiser's state as named tensors; `names` in the order of its parameters."""
-    tensors = {}
+def whole_state(optimizer: torch.optim.Optimizer) -> Mapping[nn.Parameter, dict[str, Any]]:
+    """The optimiser's state, gathered where it is divided (zero.py): collective."""
+    return optimizer.gather() if hasattr(optimizer, "gather") else optimizer.state
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: list[str], state: Mapping | None = None
+) -> dict[str, Tensor]:
+    """The optimiser's state (or its `whole_state`) as named tensors; `names` in the order of its
+    parameters."""
+    tensors, state = {}, optimizer.state if state is None else state
     for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in state.get(parameter, {}).items():
             tensors[f"{key}/{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
     return tensors
 
@@ -278,6 +286,8 @@ def restore_optimizer(
         parameter = parameters[name]
         device = "cpu" if kind == "step" else parameter.device
         optimizer.state[parameter][kind] = value.to(device)
+    if hasattr(optimizer, "scatter"):
+        optimizer.scatter()
 
 
 def _sha256(path: Path) -> str:

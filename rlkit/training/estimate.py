@@ -147,9 +147,9 @@ def strategy_terms(
     strategy adds to a device, and, as `main memory`, what a process keeps outside of it.
 
     ZeRO-2 and ZeRO-3 divide AdamW's moments (8 bytes a trained parameter) and add two divided
-    float32 copies (8). ZeRO-3 and FSDP2 divide the frozen base, in 16 bits or float32, and gather
-    parts of it: ZeRO-3 up to MAX_LIVE parameters, FSDP2 two layers, and both embedding and head.
-    While it is loaded, every process has the whole base in main memory. They take an adapter.
+    float32 copies (8). ZeRO-3 and FSDP2 divide the frozen base, in 16 bits or float32 (embedding
+    and head that are one tensor stay whole), and gather parts of it: ZeRO-3 up to MAX_LIVE
+    parameters and the head, FSDP2 two layers, embedding and head. They take an adapter.
     """
     plain = memory_terms(shape, config, precision)
     moments = 8 * shape.adapter
@@ -165,16 +165,19 @@ def strategy_terms(
     s = precision.dtype.itemsize
     ends = shape.parameters - shape.linear  # embedding, head where it is another, norms
     tied = ends < 2 * shape.vocabulary * shape.hidden
-    live = min(shape.parameters, MAX_LIVE + ends) * s
-    layers = 2 * s * (shape.linear // shape.layers) + s * ends * (not tied)
-    zero3 = whole | {"weights": whole["weights"] // devices, "training": divided}
-    offload = whole | {"weights": 0, "training": offloaded}
-    fsdp = whole | {"weights": s * (shape.linear // devices + ends // (1 if tied else devices))}
+    head = 0 if tied else ends // 2
+    decoder = shape.linear + head
+    live = s * (min(decoder, MAX_LIVE) + head)
+    base = s * (decoder // devices + (ends if tied else head // devices))
+    left = s * (ends if tied else head // devices)  # with offload
+    waiting = (s * decoder + 2 * moments) // devices
+    layers = s * (2 * shape.linear // shape.layers + 2 * head)
     return found | {
-        "ZeRO-3": zero3 | {"gathered": live, "main memory": 0},
-        "ZeRO-3, offload": offload
-        | {"gathered": live, "main memory": (whole["weights"] + 2 * moments) // devices},
-        "FSDP2": fsdp | {"gathered": layers, "main memory": 0},
+        "ZeRO-3": whole
+        | {"weights": base, "training": divided, "gathered": live, "main memory": 0},
+        "ZeRO-3, offload": whole
+        | {"weights": left, "training": offloaded, "gathered": live, "main memory": waiting},
+        "FSDP2": whole | {"weights": base, "gathered": layers, "main memory": 0},
     }
 
 

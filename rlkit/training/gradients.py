@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rlkit.errors import ModelError
+from rlkit.training.sharding import computes_on
 
 
 @contextmanager
@@ -63,10 +64,10 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
 def loss_scaler(model: nn.Module) -> torch.amp.GradScaler:
     """What scales the loss of a base that computes in float16, where small gradients would be 0
     (arXiv:1710.03740, section 3.2); of any other base, one that does nothing."""
-    first = next(model.parameters())
+    device = computes_on(model)
     half = any(parameter.dtype == torch.float16 for parameter in model.parameters())
-    scaler = torch.amp.GradScaler(first.device.type, enabled=half)
-    scaler.scale(torch.zeros((), device=first.device))  # made now: not every process has a loss
+    scaler = torch.amp.GradScaler(device.type, enabled=half)
+    scaler.scale(torch.zeros((), device=device))  # made now: not every process has a loss
     return scaler
 
 

@@ -3,11 +3,13 @@ are spread over the ranks; all of them get the same figures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from rlkit.training import sharding
 from rlkit.training.adapters import as_reference, has_reference
 from rlkit.training.grpo import k3
 from rlkit.training.rollout import mean
@@ -21,7 +23,11 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
     task's `step_metrics` name."""
     names = getattr(trainer.task, "step_metrics", {})
     mine = [states[i] for i in trainer.ranks.part(len(states))]
-    everyone = trainer.ranks.gather_all(_greedy(trainer, mine, names))
+    together = mine  # of a divided model, all ranks call it as often: some states stand in
+    if sharding.of(trainer.model):
+        most = math.ceil(len(states) / trainer.ranks.size)
+        together = mine + list(states[:1]) * (most - len(mine))
+    everyone = trainer.ranks.gather_all(_greedy(trainer, together, names, len(mine)))
     scores = [score for one in everyone for score in one[0]]
     kl, tokens = (sum(one[i] for one in everyone) for i in (1, 2))
     parts = {name: mean([components[name] for _, components in scores]) for name in names}
@@ -34,9 +40,10 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
 
 
 def _greedy(
-    trainer: Any, states: Sequence[Any], names: Iterable[str]
+    trainer: Any, states: Sequence[Any], names: Iterable[str], counted: int
 ) -> tuple[list[tuple[float | None, dict[str, Any]]], float, float]:
-    """Of this process' states: rewards with components, the sum of k3, and its tokens."""
+    """Of this process' states, the first `counted` ones: rewards with components, the sum of k3,
+    and its tokens."""
     prompts = [
         encode_prompt(
             trainer.tokenizer, trainer.task.prompt(s), trainer.config.model.enable_thinking
@@ -56,11 +63,14 @@ def _greedy(
             end_ids=trainer.ends,
         )
         for i, ids in zip(part, sampled.rows(), strict=True):
-            (score,) = trainer.task.score(states[i], [decode(trainer.tokenizer, ids)])
-            scores.append((score.reward, {name: score.components.get(name) for name in names}))
-            if compared and score.reward is not None:  # unscorable ones count nowhere
-                kl += _kl_sum(trainer, prompts[i], ids)
-                tokens += len(ids)
+            known = False
+            if i < counted:
+                (score,) = trainer.task.score(states[i], [decode(trainer.tokenizer, ids)])
+                scores.append((score.reward, {name: score.components.get(name) for name in names}))
+                known = score.reward is not None  # unscorable ones count nowhere
+            if compared and (known or sharding.of(trainer.model)):
+                found = _kl_sum(trainer, prompts[i], ids)
+                kl, tokens = kl + found * known, tokens + len(ids) * known
     return scores, kl, tokens
 
 

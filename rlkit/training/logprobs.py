@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlkit.errors import ModelError
+from rlkit.training import sharding
 from rlkit.training.caches import PackedGroup, PromptCache
-from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
+from rlkit.training.prefix import check_length, decoder_and_head, read_prompts, shares_graphs
 
 MAX_LOGITS = 2**20  # floats of one chunk of logits (4 MiB in fp32) ...
 LEAST_ROWS = 128  # ... but never fewer positions than a matrix product needs to be fast
@@ -44,6 +45,7 @@ def group_log_probs(
     mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     _, head = decoder_and_head(model)
     hidden = _hidden_states(model, prompt, tokens, prefix)  # (K, C, D)
+    head = sharding.whole_head(head)
     logprobs, entropies = score_positions(head, hidden[mask], tokens[mask], temperature, max_logits)
     empty = logprobs.new_zeros(tokens.shape)
     return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropies)
@@ -56,12 +58,16 @@ def check_sharing(model: nn.Module) -> None:
 
     The two differ by rounding: below 1e-4 nat in float32, on average below 0.1 in 16 bits.
     """
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    ids = torch.arange(9, device=next(model.parameters()).device) * 7 % vocabulary
+    decoder, head = decoder_and_head(model)
+    ids = torch.arange(9, device=sharding.computes_on(model)) * 7 % head.weight.shape[0]
     prompt, tokens = ids[:6].tolist(), torch.stack([ids[6:], ids[:3]])
     shared, _ = group_log_probs(model, prompt, tokens)
     rows = torch.cat([ids[:6].expand(2, -1), tokens], dim=1)
-    logits = model(input_ids=rows, use_cache=False).logits[:, 5:-1].float()
+    if sharding.of(model) is None:
+        logits = model(input_ids=rows, use_cache=False).logits
+    else:
+        logits = sharding.whole_head(head)(decoder(rows, use_cache=False).last_hidden_state)
+    logits = logits[:, 5:-1].float()
     alone = torch.log_softmax(logits, -1).gather(2, tokens[..., None])[..., 0]
     difference = float((shared.float() - alone).abs().mean())
     bound = 0.01 if next(model.parameters()).dtype == torch.float32 else 0.5
@@ -143,7 +149,8 @@ def _hidden_states(
     """(K, C, D): the state that predicts each action token, the prompt computed once.
 
     The prompt's last token and the actions pass behind the prompt's prefix. With gradient
-    checkpointing, which would compute a layer's keys and values anew, all is one row instead.
+    checkpointing, which would compute a layer's keys and values anew, all is one row instead, and
+    so it is where the model is divided.
     """
     k, c = tokens.shape
     check_length(model, len(prompt), c)
@@ -152,7 +159,7 @@ def _hidden_states(
         return weight.new_zeros(k, 0, weight.shape[1])
     device = tokens.device
     decoder, _ = decoder_and_head(model)
-    if not decoder.is_activation_checkpointing:
+    if shares_graphs(model):
         prefix = prefix or read_prompts(model, [prompt])
     start = prefix.length if prefix else 0
     group = PackedGroup(len(prompt) - start, k, c - 1, prefix)

@@ -3,6 +3,7 @@ to write."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from rlkit.errors import ModelError
-from rlkit.training import attention
+from rlkit.training import attention, sharding
 from rlkit.training.adapters import (
     REFERENCE,
     TRAINED,
@@ -30,6 +31,7 @@ from rlkit.training.mlp import keep_less
 from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import Precision, choose_precision
 from rlkit.training.sampling import sample_actions
+from rlkit.training.sharding import Strategy
 from rlkit.training.text import decode, encode_prompt, end_ids, token_counter
 from rlkit.training.weights import check_model_folder, load_weights, train_all_weights
 
@@ -45,6 +47,7 @@ def load_model_with_lora(
     adapter: str | Path | None = None,
     seed: int = 7,
     trust_remote_code: bool = False,
+    strategy: Strategy | None = None,
     log: Callable[[str], None] = print,
 ) -> tuple[transformers.PreTrainedModel | peft.PeftModel, transformers.PreTrainedTokenizerBase]:
     """Load a base model and put a trainable LoRA adapter on it.
@@ -56,18 +59,34 @@ def load_model_with_lora(
     Where `lora_config.enabled` is false, there is no adapter: the plain model comes back, float32,
     with all weights trainable, and `adapter` is a model folder whose weights it starts from.
 
+    A `strategy` that divides the base (sharding.py) does so before the adapter is put on it; every
+    process of the training calls this then.
+
     Raises ModelError where the base or adapter is missing, or the adapter is for another base, or
-    where all weights of a 4-bit or 16-bit model were to be trained.
+    where all weights of a 4-bit, 16-bit or divided model were to be trained.
     """
+    strategy = strategy or Strategy()
     if not getattr(lora_config, "enabled", True):
+        if strategy.divides_base:
+            raise ModelError(
+                f"lora.enabled is false, which trains all weights, and {strategy.name} divides a "
+                "frozen base; take params/accelerate/ddp.yaml or deepspeed_zero2.yaml, or set "
+                "lora.enabled to true."
+            )
         options = (device, dtype, load_in_4bit, gradient_checkpointing, adapter, trust_remote_code)
         return _load_for_all_weights(base_path, *options, log)
+    if strategy.divides_base and load_in_4bit:
+        load_in_4bit = False
+        log(f"not 4-bit: {strategy.name} divides weights of 16 bits or more")
     precision = choose_precision(device, dtype, load_in_4bit)
     if adapter is not None:
         _adapter_files(adapter)  # a slip in its path should not wait for the base
-    base, tokenizer = load_base_model(base_path, precision, trust_remote_code=trust_remote_code)
+    base, tokenizer = load_base_model(
+        base_path, precision, trust_remote_code=trust_remote_code, strategy=strategy
+    )
     record = base_record(base_path)
-    log(f"model: {base_path} on {precision.reason}")
+    divided = f", divided by {strategy.name}" if strategy.divides_base else ""
+    log(f"model: {base_path} on {precision.reason}{divided}")
     if gradient_checkpointing:
         base.config.use_cache = False
         base.activation_checkpointing_enable({"use_reentrant": False})
@@ -80,6 +99,8 @@ def load_model_with_lora(
         model = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
         model.load_adapter(str(adapter), adapter_name=REFERENCE, is_trainable=False)
         model.set_adapter(TRAINED)
+    if strategy.divides_base:  # PEFT puts it beside weights that may wait elsewhere
+        sharding.place(model)
     model.base_record = record  # a checkpoint says what was loaded, whatever the disk holds by then
     for config in model.peft_config.values():  # the name that was given, no folder of this machine
         config.base_model_name_or_path = str(base_path)
@@ -116,13 +137,20 @@ def _load_for_all_weights(
 
 
 def load_base_model(
-    base_path: str | Path, precision: Precision, *, trust_remote_code: bool = False
+    base_path: str | Path,
+    precision: Precision,
+    *,
+    trust_remote_code: bool = False,
+    strategy: Strategy | None = None,
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
-    """Load base model and tokenizer, with attention that can share a prompt.
+    """Load base model and tokenizer, with attention that can share a prompt; divided over the
+    processes where `strategy` says so.
 
     Raises ModelError with what was asked for where transformers cannot load it.
     """
     transformers.utils.logging.disable_progress_bar()
+    # else transformers reads weights in one process a machine only, for accelerate to hand on
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     source = resolve_base_model(base_path)
     options: dict[str, Any] = {"dtype": precision.dtype, "attn_implementation": attention.NAME}
     if precision.four_bit:
@@ -140,7 +168,7 @@ def load_base_model(
     tokenizer = load_tokenizer(base_path, trust_remote_code=trust_remote_code)
     if precision.four_bit:
         _keep_autograd_in_4bit(model)
-    else:
+    elif strategy is None or not strategy.divides_base:
         model.to(precision.device)
     keep_less(model)
     config = model.config.get_text_config()
@@ -150,6 +178,8 @@ def load_base_model(
                 f"{base_path} caps or scales its logits ({name}: Gemma 2, Granite, Cohere), which "
                 "is not supported; choose another model."
             )
+    if strategy is not None and strategy.divides_base:
+        sharding.divide_base(model, strategy, torch.device(precision.device))
     check_sharing(model)
     if tokenizer.eos_token_id is None:  # warm-start examples end with it
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_ids(model, tokenizer)[0])

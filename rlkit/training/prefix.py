@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 
 from rlkit.errors import ModelError
+from rlkit.training import sharding
 from rlkit.training.caches import PromptCache, PromptRead
 from rlkit.training.models import resolve_base_model
 
@@ -22,6 +23,13 @@ def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The layers without the LM head, and the head, of a plain or a PEFT model."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return base.get_decoder(), base.get_output_embeddings()
+
+
+def shares_graphs(model: nn.Module) -> bool:
+    """Whether a policy pass can go on from the graph of a prompt's own pass: not with gradient
+    checkpointing, which keeps none, nor where every pass is called and undone in lock step."""
+    decoder, _ = decoder_and_head(model)
+    return not decoder.is_activation_checkpointing and sharding.of(model) is None
 
 
 def check_length(model: nn.Module, prompt: int, action: int) -> None:
@@ -81,12 +89,13 @@ def read_prompts(model: nn.Module, prompts: Sequence[Sequence[int]]) -> PromptCa
     length = max(len(prompt) for prompt in prompts) - 1
     if length == 0:
         return None
-    device = next(model.parameters()).device
+    device = sharding.computes_on(model)
     ids = torch.zeros(len(prompts), length, dtype=torch.long, device=device)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt) - 1] = torch.tensor(list(prompt[:-1]), device=device)
     decoder, _ = decoder_and_head(model)
     cache = PromptCache(model.config.get_text_config().num_hidden_layers - 1, length)
+    cache.ends_early = sharding.of(model) is None
     positions = torch.arange(length, device=device)[None].expand_as(ids)
     try:
         decoder(input_ids=ids, position_ids=positions, use_cache=False, group=cache)

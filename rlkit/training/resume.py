@@ -27,6 +27,7 @@ from rlkit.training.checkpointing import (
     read_checkpoint,
     restore_optimizer,
     tidy_checkpoints,
+    whole_state,
     write_checkpoint,
 )
 from rlkit.training.overlap import kept_early, restored_early
@@ -54,6 +55,7 @@ def save_trainer(trainer: Any, step: int) -> Path:
         "window": [g.state.state_id for g in trainer.window],
         **kept_early(trainer.early)[0],
     }
+    moments = whole_state(trainer.optimizer)
     everyone = trainer.ranks.gather((waiting, _pending(trainer)))
     if not everyone:
         return folder
@@ -75,7 +77,7 @@ def save_trainer(trainer: Any, step: int) -> Path:
         folder,
         lambda path: save_lora_checkpoint(trainer.model, path),
         state,
-        optimizer_tensors(trainer.optimizer, list(trainer.parameters)),
+        optimizer_tensors(trainer.optimizer, list(trainer.parameters), moments),
         pending,
     )
     best = {trainer.progress.best_step} - {None}
@@ -92,7 +94,8 @@ def _circumstances(trainer: Any) -> dict[str, Any]:
     """What must be the same for a resumed run to be bitwise: arithmetic, and the documents."""
     lineage = getattr(trainer.task, "lineage", dict)()
     documents = {k: v for k, v in lineage.items() if k == "corpus_fingerprint"}
-    return {**arithmetic(trainer.device), **documents, "processes": trainer.ranks.size}
+    spread = {"processes": trainer.ranks.size, "strategy": trainer.strategy.name}
+    return {**arithmetic(trainer.device), **documents, **spread}
 
 
 def say_what_changed(before: dict[str, Any], now: dict[str, Any], log: Any) -> None:
@@ -138,7 +141,7 @@ def restore_trainer(trainer: Any) -> int:
     _restore_waiting(trainer, found)
     if trainer.scaler.is_enabled() and "loss_scale" in state:
         trainer.scaler.load_state_dict(state["loss_scale"])
-    before = {"processes": 1, **state["arithmetic"]}
+    before = {"processes": 1, "strategy": "ddp", **state["arithmetic"]}
     say_what_changed(before, _circumstances(trainer), trainer.log)
     if ranks.is_main:
         trainer.run.cut_metrics(progress.step)
@@ -197,6 +200,6 @@ def _forget(trainer: Any) -> None:
         )
     for name, parameter in trainer.parameters.items():
         parameter.copy_(trainer.untrained[name])
-    trainer.optimizer.state.clear()
+    restore_optimizer(trainer.optimizer, trainer.parameters, {})
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.progress, trainer.window, trainer.ahead = Progress(), [], 0

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.errors import ModelError
+from rlkit.training import sharding
 from rlkit.training.caches import DecodingCache, PromptCache
 from rlkit.training.decoding import PlainDecoder
 from rlkit.training.prefix import check_length, decoder_and_head, read_prompts
@@ -98,11 +99,11 @@ def sample_actions(
     made of the same prompts, where that is there already. Finished rows stay in the batch,
     so that the arithmetic of the others does not change; decoding stops when all have ended.
     """
-    device = next(model.parameters()).device
+    device, shards = sharding.computes_on(model), sharding.of(model)
     was_training = model.training
     model.eval()
     check_length(model, max(len(p) for p in prompts), max_new_tokens)
-    _, head = decoder_and_head(model)
+    head = sharding.whole_head(decoder_and_head(model)[1])
     plain = PlainDecoder.of(model)
     step = step_function(model, plain)
     lengths = torch.tensor([len(p) for p in prompts], device=device)
@@ -130,10 +131,14 @@ def sample_actions(
         masks.append(~done)
         logprobs.append(logprob.masked_fill(done, 0.0))
         done = done | torch.isin(picked, ends)
-        if t + 1 == max_new_tokens or bool(done.all()):
+        ended = bool(done.all())
+        if t + 1 == max_new_tokens or (shards.all(ended) if shards else ended):
             break
         logits = forward(tokens[-1])
     model.train(was_training)
+    if shards:  # what came behind our last end was for the others' sake
+        length = int(torch.stack(masks).any(dim=1).sum())
+        tokens, masks, logprobs = (kept[:length] for kept in (tokens, masks, logprobs))
     return SampledActions(
         torch.stack(tokens, 1), torch.stack(masks, 1), torch.stack(logprobs, 1), done
     )

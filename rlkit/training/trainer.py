@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import RunError
-from rlkit.training import weights
+from rlkit.training import sharding, weights
 from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
 from rlkit.training.caches import PromptCache
@@ -42,13 +42,15 @@ from rlkit.training.grpo import group_loss, importance_weights
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, step_metrics, task_metrics
 from rlkit.training.overlap import Early, early_group, scored_groups, visits_of
-from rlkit.training.prefix import decoder_and_head, read_prompts
+from rlkit.training.prefix import read_prompts, shares_graphs
 from rlkit.training.ranks import Ranks
 from rlkit.training.resume import Progress, restore_trainer, save_trainer
 from rlkit.training.rollout import Group, mean, parcel
 from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
+from rlkit.training.scaling import process_warnings
 from rlkit.training.schedule import learning_rate
 from rlkit.training.text import decode, encode_prompt, end_ids
+from rlkit.training.zero import make_optimizer
 
 
 class GRPOTrainer:
@@ -76,10 +78,12 @@ class GRPOTrainer:
         self.run, self.log = run, log
         self.settings = config.grpo
         self.parameters = trainable(model)
-        self.optimizer = torch.optim.AdamW(
-            list(self.parameters.values()),
-            lr=self.settings.learning_rate,
-            weight_decay=self.settings.weight_decay,
+        self.strategy = sharding.launched_strategy()
+        self.optimizer = make_optimizer(
+            self.parameters.values(),
+            self.settings.learning_rate,
+            self.settings.weight_decay,
+            self.strategy,
         )
         self.scaler = loss_scaler(model)
         self.ends = end_ids(model, tokenizer)
@@ -90,10 +94,12 @@ class GRPOTrainer:
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
         self.early: Early | None = None  # sampled before its step
         self._checked = self._half_done = False
-        self.device = next(model.parameters()).device
+        self.device = sharding.computes_on(model)
         if config.lora.dropout and weights.of(model) is None:
             log("lora.dropout acts in SFT only; GRPO passes have it off")
         weights.warn_of_rate(model, "grpo.learning_rate", self.settings.learning_rate, log)
+        for line in process_warnings(config, self.ranks.size):
+            log(line)
 
     def _begin(self) -> dict[str, Tensor] | None:
         """A copy of the weights before training; where all are trained, the reference serves as
@@ -125,6 +131,7 @@ class GRPOTrainer:
         task_metrics(self.task)  # what was counted between steps, as in an evaluation, is not ours
         begun = time.perf_counter()
         clock = {"sampling": 0.0, "environment": 0.0, "training": 0.0}
+        self._refuse_uneven(len(states))
         groups, stats, visits = [], [], self._count_visits(states)
         mine = [(states[i], visits[i]) for i in self.ranks.part(len(states))]
         # advantages look beyond the group only with scale_rewards: batch; else one group at a time
@@ -191,6 +198,14 @@ class GRPOTrainer:
                 "run, make the model and the trainer anew."
             )
 
+    def _refuse_uneven(self, count: int) -> None:
+        """A divided model is called as often by every rank."""
+        if sharding.of(self.model) and count % self.ranks.size:
+            raise RunError(
+                f"{count} groups do not come in {self.ranks.size} equal parts, and a divided base "
+                "wants that; give a multiple of the number of processes."
+            )
+
     def preview(self, state: Any) -> pd.DataFrame:
         """The K actions that the next visit to `state` will sample, as rows of the rollouts: text,
         reward, advantage and components. A look that changes nothing: no visit is counted, and
@@ -247,10 +262,7 @@ class GRPOTrainer:
 
     @property
     def _reuses_prompts(self) -> bool:
-        """With gradient checkpointing no graph of the prompt is kept that could be shared."""
-        decoder, _ = decoder_and_head(self.model)
-        auto = self.settings.reuse_prompt_graph == "auto"
-        return auto and not decoder.is_activation_checkpointing
+        return self.settings.reuse_prompt_graph == "auto" and shares_graphs(self.model)
 
     def _read_prompt(self, prompt: list[int]) -> PromptCache | None:
         with without_dropout(self.model):
@@ -318,7 +330,9 @@ class GRPOTrainer:
         learns = bool(mask.any()) and (
             bool((advantages != 0).any()) or bool(self.settings.kl_penalty)
         )
-        with torch.set_grad_enabled(learns):
+        shards = sharding.of(self.model)
+        passes_back = shards.any(learns) if shards else learns
+        with torch.set_grad_enabled(passes_back):
             logp, entropy = self.log_probs(
                 group.prompt, group.sampled.tokens, group.sampled.mask, group.prefix
             )
@@ -335,6 +349,8 @@ class GRPOTrainer:
             if not self._checked:
                 assert_gradients(self.model, finite=not self.scaler.is_enabled())
                 self._checked = True
+        elif passes_back:  # with the others
+            (logp.sum() * 0).backward()
         stats = {**loss.stats, "total": float(loss.total.detach()), "denominator": loss.denominator}
         return stats
 
@@ -364,6 +380,8 @@ class GRPOTrainer:
         """Move the optimiser; with num_iterations > 1, pass over the window's groups again, and
         say what was clipped there (at the first pass the ratio is 1)."""
         update, again = self._move(), []
+        if self.settings.num_iterations > 1:  # after a resume by another number of processes
+            self._refuse_uneven(int(self.ranks.total(len(self.window))))
         for _ in range(self.settings.num_iterations - 1):
             again += [self._pass(group, first=False) for group in self.window]
             update = self._move()

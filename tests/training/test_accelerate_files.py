@@ -58,7 +58,7 @@ def test_accelerate_reads_it_and_the_defaults_of_a_run_agree_with_it(name, start
     _, environment = started(name.removesuffix(".yaml"))
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
-    check_launcher(RunConfig())
+    check_launcher(RunConfig(), print)
 
 
 def test_ddp_is_four_processes_in_fp16(started):
