@@ -1,28 +1,42 @@
-"""The parts of the study: each one command of rlkit, what it waits for, and how it is known to be
-done. All are made of params/study/base.yaml and queue.yaml, so that `--list` shows every change."""
+"""The parts of the study: each one command, what it waits for, and how it is known to be done. All
+are made of params/study/base.yaml and queue.yaml.
+
+    python benchmarks/study/parts.py        writes params/study/<part>.yaml anew, after a change
+"""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rlkit.config import RunConfig
-from rlkit.files import read_json, read_jsonl
-
 ROOT = Path(__file__).resolve().parents[2]
-BASE = ROOT / "params" / "study" / "base.yaml"
+if __name__ == "__main__":  # run as a file: packages are found from the root, not from here
+    sys.path[0] = str(ROOT)
+
+from rlkit.config import RunConfig  # noqa: E402
+from rlkit.files import read_json, read_jsonl  # noqa: E402
+from rlkit.yaml_text import read_yaml  # noqa: E402
+
 PLAN = Path(__file__).with_name("queue.yaml")
-ROUNDS, STEPS_OF_ABLATIONS = "study-rounds", 60
+BASE = ROOT / "params" / "study" / "base.yaml"
+ROUNDS, HOTPOTQA_ROUNDS = "study-rounds", "study-hotpotqa-rounds"
+ROWS, QUEUE = "rows", "queue"  # folders of the study's output beside those of its runs
+_BEST = re.compile(r"\{best:([\w.-]+)\}")
+_PATHS = ("data.corpus_path", "data.questions_path", "data.rounds_path", "model.init_adapter",
+    "sft.start_from")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Part:
-    """`command` is rlkit's; `changes` are `--set`s beside those of the base. `like` names the GRPO
-    run whose processor time is its budget. `test`: it opens the test split."""
+    """`command` is rlkit's (of another `module`: its own) and `options` what follows it; `changes`
+    are `--set`s beside those of the base. `like` names the GRPO run whose processor time is its
+    budget. `test`: it opens a test set.
+
+    In options and changes {output} and {data} are folders, {best:RUN} a run's best checkpoint."""
 
     name: str
     command: tuple[str, ...]
@@ -31,127 +45,243 @@ class Part:
     after: tuple[str, ...] = ()
     like: str | None = None
     test: bool = False
+    options: tuple[str, ...] = ()
+    module: str = "rlkit"
+    base: Path = BASE
+
+    kind = property(lambda self: self.name.split("/")[0])
+    slug = property(lambda self: self.name.replace("/", "-"))
 
     def sets(self, output: Path, data: Path) -> list[str]:
-        """The values of `--set`, of paths and budget too."""
+        """The values of `--set`, of paths and budget too. A run that is there keeps its spelling
+        of a path."""
         changes = {
             "run_name": self.run,
             "output_root": output,
-            "data.corpus_path": data / "2wiki" / "corpus.jsonl",
-            "data.questions_path": data / "2wiki" / "questions.jsonl",
-            **({} if self.run == ROUNDS else {"data.rounds_path": output / ROUNDS / "rounds"}),
+            "data.corpus_path": "{data}/2wiki/corpus.jsonl",
+            "data.questions_path": "{data}/2wiki/questions.jsonl",
+            "data.rounds_path": f"{{output}}/{ROUNDS}/rounds",
             **self.changes,
         }
+        if self.command == ("collect",):
+            del changes["data.rounds_path"]
         if self.like is not None:
             minutes = max(processor_minutes(output / self.like), 0.01)
-            section = "sft" if self.command[0] == "sft" else "training"
+            section = "sft" if _trains_sft(self) else "training"
             changes[f"{section}.cpu_minutes"] = round(minutes, 3)
-        text = {k: str(v).replace("{output}", str(output)) for k, v in changes.items()}
-        text = {k: v.replace("{data}", str(data)) for k, v in text.items()}
-        return [f"{k}={'null' if v == 'None' else v}" for k, v in text.items()]
+        text = {key: filled(str(value), output, data) for key, value in changes.items()}
+        text |= _as_spelt(text, output / self.run / "config.yaml")
+        return [f"{key}={'null' if value == 'None' else value}" for key, value in text.items()]
+
+    def arguments(self, output: Path, data: Path) -> list[str]:
+        """What follows `python -m`."""
+        options = [filled(option, output, data) for option in self.options]
+        base = self.base.relative_to(ROOT) if self.base.is_relative_to(ROOT) else self.base
+        params = ["--params", str(base), "--set", *self.sets(output, data)]
+        return [self.module, *self.command, *options, *params]
 
     def config(self, output: Path, data: Path) -> RunConfig:
         """What it runs with."""
-        return RunConfig.load(BASE, self.sets(output, data))
+        return RunConfig.load(self.base, self.sets(output, data))
 
-    def is_done(self, output: Path) -> bool:
-        """Whether it is finished, by what lies in its run's folder."""
-        folder = output / self.run
-        if self.command[0] == "collect":
-            return (folder / "done").exists()
-        if self.command[0] == "sft":
-            return (folder / "sft" / "adapter").is_dir()
-        if self.command[0] == "train":
-            path = folder / "status.json"
-            return path.exists() and read_json(path).get("state") == "finished"
-        return marker(folder, self).exists()
+    def row_path(self, output: Path) -> Path | None:
+        """Where what it measured is kept; None of a part that trains or collects."""
+        measures = self.command[:1] == ("eval",)
+        return output / ROWS / f"{self.slug}.json" if measures else None
+
+    @property
+    def writes(self) -> str:
+        """The file of its run's folder that `row_path` is a copy of."""
+        return "teams.json" if "--teams" in self.command else "evaluation.json"
+
+    def is_there(self, output: Path) -> bool:
+        """Whether its run's folder shows that it is finished, whoever ran it; never of a part that
+        only its marker tells."""
+        row = self.row_path(output)
+        if row is not None:
+            return row.exists()
+        if self.command == ("sft",):
+            return (output / self.run / "sft" / "adapter").is_dir()
+        path = output / self.run / "status.json"
+        finished = self.command != ("collect",) and path.exists()
+        return finished and read_json(path).get("state") == "finished"
 
 
-def marker(folder: Path, part: Part) -> Path:
-    """The file that says that an evaluation was made: of the test, that it was opened."""
-    return folder / f"done-{part.name.rpartition('/')[2]}"
+def filled(text: str, output: Path, data: Path) -> str:
+    """With {output}, {data} and {best:RUN} filled in."""
+    text = text.replace("{output}", str(output)).replace("{data}", str(data))
+    return _BEST.sub(lambda found: str(best_checkpoint(output / found[1])), text)
+
+
+def best_checkpoint(run: Path) -> Path:
+    """The checkpoint with the first highest discovery on dev, as `evaluation.checkpoint: best`."""
+    rows = [row for row in metrics(run) if row.get("step") and row.get("eval/discovery_rate")]
+    best = max(rows, key=lambda row: row["eval/discovery_rate"], default={"step": "none-yet"})
+    return run / "lora_checkpoints" / f"checkpoint-{best['step']}"
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics; none where it has not begun."""
+    path = run / "metrics.jsonl"
+    return [row for _, row in read_jsonl(path, skip_half_line=True)] if path.exists() else []
 
 
 def processor_minutes(run: Path) -> float:
     """Processor time of a run's training steps, evaluations apart."""
-    rows = [row for _, row in read_jsonl(run / "metrics.jsonl", skip_half_line=True)]
-    return sum(row.get("cpu_time") or 0.0 for row in rows) / 60
+    return sum(row.get("cpu_time") or 0.0 for row in metrics(run)) / 60
 
 
 def parts(plan_path: Path = PLAN) -> dict[str, Part]:
-    """All parts by name, in the order in which they run."""
-    plan = yaml.safe_load(plan_path.read_text(encoding="utf-8"))
-    seeds = plan["seeds"]
-    found = [Part("collect", ("collect",), ROUNDS)]
+    """All parts by name, in the order in which they run: first what the primary result needs, then
+    its rows of the test, then controls, further tests, TRL and ablations."""
+    plan = read_yaml(plan_path)
+    base = (plan_path.parent / plan["base"]).resolve()
+    seeds, found = plan["seeds"], [Part("collect", ("collect",), ROUNDS)]
     for seed in seeds:
-        found.append(Part(f"sft/{seed}", ("sft",), f"study-sft-{seed}", {"seed": seed},
-            ("collect",)))  # fmt: skip
+        sft = Part(f"sft/{seed}", ("sft",), f"study-sft-{seed}", {"seed": seed}, ("collect",))
+        grpo = Part(f"grpo/{seed}", ("train",), f"study-grpo-{seed}", _grpo(seed, plan),
+            (sft.name,))  # fmt: skip
+        found += [sft, grpo, *(_evaluation(part, "dev", seeds) for part in (sft, grpo))]
+    chosen = tuple(part.name for part in found)  # no test set is opened before
+    primary = [part for part in found if part.kind in ("sft", "grpo")]
+    found += [_evaluation(part, "test", seeds, chosen) for part in primary]
     for seed in seeds:
-        changes = {"seed": seed, "model.init_adapter": _warm_start(seed), **plan["grpo"]}
-        found.append(Part(f"grpo/{seed}", ("train",), f"study-grpo-{seed}", changes,
-            (f"sft/{seed}",)))  # fmt: skip
-    for seed in seeds:
-        found += _controls(seed, plan["controls"])
-    rows = [part for part in found if part.command[0] in ("sft", "train")]
-    found += [_evaluation(part, "dev") for part in rows]
-    everything = tuple(part.name for part in found)  # nothing is opened before all is chosen
-    found += [_evaluation(part, "test", everything) for part in rows]
-    found += [_teams(seed, everything) for seed in seeds]
-    found += _ablations(seeds[0], plan["ablations"])
-    return {part.name: part for part in found}
+        for control in _controls(seed, plan):
+            dev = _evaluation(control, "dev", seeds)
+            found += [control, dev, _evaluation(control, "test", seeds, (*chosen, dev.name))]
+    found += [_team(seed, plan, chosen) for seed in seeds]
+    found.append(Part("hotpotqa-rounds", ("collect",), HOTPOTQA_ROUNDS, plan["hotpotqa"]["data"]))
+    found += [_hotpotqa(seed, plan, chosen) for seed in seeds]
+    found.append(_trl(seeds[0], plan))
+    found += _ablations(seeds, plan)
+    return {part.name: replace(part, base=base) for part in found}
 
 
 def _warm_start(seed: int) -> str:
     return f"{{output}}/study-sft-{seed}/sft/adapter"
 
 
-def _controls(seed: int, plan: Mapping[str, Mapping[str, Any]]) -> list[Part]:
+def _grpo(seed: int, plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seed": seed, "model.init_adapter": _warm_start(seed), **plan["grpo"]}
+
+
+def _trains_sft(part: Part) -> bool:
+    return part.run.startswith("study-sft")
+
+
+def _controls(seed: int, plan: Mapping[str, Any]) -> list[Part]:
     after, like = (f"grpo/{seed}",), f"study-grpo-{seed}"
-    start = _warm_start(seed)
+    start, controls = _warm_start(seed), plan["controls"]
     return [
         Part(f"sft-continued/{seed}", ("sft",), f"study-sft-continued-{seed}",
-            {"seed": seed, "sft.start_from": start, **plan["sft-continued"]}, after, like),
+            {"seed": seed, "sft.start_from": start, **controls["sft-continued"]}, after, like),
         Part(f"rejection/{seed}", ("train",), f"study-rejection-{seed}",
-            {"seed": seed, "model.init_adapter": start, **plan["rejection"]}, after, like),
+            {"seed": seed, "model.init_adapter": start, **controls["rejection"]}, after, like),
     ]  # fmt: skip
 
 
-def _evaluation(part: Part, split: str, after: tuple[str, ...] = ()) -> Part:
-    """Of one trained row; policies without training are those of the first warm start."""
-    own = "warm_start" if part.command[0] == "sft" else "tuned"
-    policies = [own]
-    if part.name == "sft/7":
-        policies = ["raw_question", "untouched", own, "oracle"]
+def _evaluation(part: Part, split: str, seeds: list[int], after: tuple[str, ...] = ()) -> Part:
+    """Of one trained row; policies without training are evaluated with the first warm start."""
+    own = "warm_start" if _trains_sft(part) else "tuned"
+    first = part.name == f"sft/{seeds[0]}"
     changes = {
         **part.changes,
-        "evaluation.policies": policies,
+        "evaluation.policies": ["raw_question", "untouched", own, "oracle"] if first else [own],
         "evaluation.split": "eval" if split == "test" else split,
     }
-    return Part(f"{split}/{part.name.replace('/', '-')}", ("eval",), part.run, changes,
-        (part.name, *after), part.like, test=split == "test")  # fmt: skip
+    return Part(f"{split}/{part.slug}", ("eval",), part.run, changes,
+        (part.name, *(name for name in after if name != part.name)), part.like,
+        test=split == "test")  # fmt: skip
 
 
-def _teams(seed: int, after: tuple[str, ...]) -> Part:
+def _team(seed: int, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
     changes = {
-        "seed": seed,
-        "model.init_adapter": _warm_start(seed),
+        **_grpo(seed, plan),
         "evaluation.policies": ["untouched", "warm_start", "tuned"],
         "evaluation.split": "eval",
-        "evaluation.max_questions": 100,
+        **plan["teams"],
     }
     return Part(f"teams/{seed}", ("eval", "--teams"), f"study-grpo-{seed}", changes, after,
         test=True)  # fmt: skip
 
 
-def _ablations(seed: int, plan: Mapping[str, Mapping[str, Any]]) -> list[Part]:
-    found = []
-    for name, changes in plan.items():
-        base = {
-            "seed": seed,
-            "model.init_adapter": _warm_start(seed),
-            "training.max_steps": STEPS_OF_ABLATIONS,
-        }
+def _hotpotqa(seed: int, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
+    """Warm start and tuned Executor of the study, as checkpoints of another run."""
+    changes = {
+        "seed": seed,
+        "data.rounds_path": f"{{output}}/{HOTPOTQA_ROUNDS}/rounds",
+        "evaluation.policies": ["raw_question", "tuned", "oracle"],
+        "evaluation.split": "eval",
+        **plan["hotpotqa"]["data"],
+        **plan["hotpotqa"]["states"],
+    }
+    adapters = ("--checkpoint", f"{{best:study-grpo-{seed}}}", _warm_start(seed))
+    return Part(f"hotpotqa/{seed}", ("eval",), f"study-hotpotqa-{seed}", changes,
+        ("hotpotqa-rounds", *after), test=True, options=("--baseline", *adapters))  # fmt: skip
+
+
+def _trl(seed: int, plan: Mapping[str, Any]) -> Part:
+    return Part(f"trl/{seed}", (), f"study-trl-{seed}", _grpo(seed, plan) | plan["trl"],
+        (f"sft/{seed}",), module="benchmarks.study.trl_grpo")  # fmt: skip
+
+
+def _ablations(seeds: list[int], plan: Mapping[str, Any]) -> list[Part]:
+    found, seed = [], seeds[0]
+    for name, changes in plan["ablations"].items():
+        base = _grpo(seed, plan) | {"training.max_steps": plan["steps_of_ablations"]}
         train = Part(f"ablation/{name}", ("train",), f"study-ablation-{name}", base | changes,
             (f"sft/{seed}",))  # fmt: skip
-        found += [train, _evaluation(train, "dev")]
+        found += [train, _evaluation(train, "dev", seeds)]
     return found
+
+
+def _as_spelt(changes: Mapping[str, str], saved: Path) -> dict[str, str]:
+    """The paths among the changes as a run's config.yaml spells them, where they are the same."""
+    if not saved.exists():
+        return {}
+    before, found = read_yaml(saved), {}
+    for key in _PATHS:
+        section, _, name = key.partition(".")
+        value = (before.get(section) or {}).get(name)
+        if key in changes and isinstance(value, str):
+            if (ROOT / value).resolve() == (ROOT / changes[key]).resolve():
+                found[key] = value
+    return found
+
+
+def params_text(part: Part) -> str:
+    """A params file that does what the part does, with the folders `outputs` and `data`."""
+    import yaml
+
+    values = read_yaml(part.base)
+    given = replace(part, like=None).sets(Path("outputs"), Path("data"))
+    changed = RunConfig.load(part.base, given).as_dict()
+    for change in given:
+        section, _, name = change.partition("=")[0].rpartition(".")
+        if section:
+            values.setdefault(section, {})[name] = changed[section][name]
+        else:
+            values[name] = changed[name]
+    head = f"# {part.name} of the study, made by benchmarks/study/parts.py of base.yaml and "
+    line = f"#   python -m {' '.join([part.module, *part.command, *part.options])} --params F\n"
+    line = _BEST.sub("CHECKPOINT", line.replace("{output}", "outputs"))
+    budget = "# its processor time is that of the seed's GRPO: --set ...cpu_minutes=M\n"
+    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100)
+    return f"{head}queue.yaml\n{line}{budget if part.like else ''}{text}"
+
+
+def params_files(found: Mapping[str, Part]) -> dict[str, Part]:
+    """The parts that have a params file, by its name: of several seeds the first, and of what was
+    trained the training (an evaluation is `eval` on the same file)."""
+    files: dict[str, Part] = {}
+    for part in found.values():
+        name = part.slug if part.kind == "ablation" else part.kind
+        if part.kind not in ("dev", "test"):
+            files.setdefault(f"{name}.yaml", part)
+    return files
+
+
+if __name__ == "__main__":
+    for name, part in params_files(parts()).items():
+        (BASE.parent / name).write_text(params_text(part), encoding="utf-8")
+        print(BASE.parent / name)

@@ -1,0 +1,181 @@
+"""The queue runs what can be run, loses nothing when it is stopped or killed, and opens the test
+once a row."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.study.ledger import Ledger
+from benchmarks.study.parts import ROOT, Part
+from benchmarks.study.run import Queue
+from rlkit.errors import RunError
+
+
+def queue(output: Path, code: dict[str, str], after: dict[str, tuple[str, ...]] | None = None):
+    """A queue whose parts are lines of Python, run in their order."""
+    after = after or {}
+    found = {n: Part(n, ("collect",), n, after=after.get(n, ())) for n in code}
+    return Queue(found, output, output, command=lambda part: ["-c", code[part.name]])
+
+
+def states(q: Queue) -> dict[str, str]:
+    return {name: q.state(part) for name, part in q.parts.items()}
+
+
+def test_a_part_that_fails_holds_up_only_what_needs_it(tmp_path):
+    code = {"a": "print('error: no such file'); exit(2)", "b": "1", "c": "1", "d": "1"}
+    q = queue(tmp_path, code, {"b": ("a",), "d": ("c",)})
+    with q.alone():
+        assert q.run(list(q.parts)) == 1
+    assert states(q) == {"a": "failed", "b": "waiting", "c": "done", "d": "done"}
+    assert q.record(q.parts["a"])["reason"] == "code 2: error: no such file"
+    assert "needs a" in q.text(["b"])
+
+
+def test_what_failed_is_tried_again_twice_and_then_only_when_asked(tmp_path):
+    q = queue(tmp_path, {"a": f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); exit(1)"})
+    for _ in range(5):
+        q.run(["a"])
+    assert (tmp_path / "tries").read_text() == "xxx"
+    q.run(["a"], retry=True)
+    assert (tmp_path / "tries").read_text() == "xxxx"
+
+
+SLOW = """
+    import signal, sys, time, pathlib
+    def stop(*_):
+        print("saved"); sys.exit(130)
+    signal.signal(signal.SIGINT, stop)
+    place = pathlib.Path({place!r})
+    with place.open("a") as f: f.write("begin ")
+    time.sleep({seconds})
+    with place.open("a") as f: f.write("end ")
+"""
+
+
+def slow(place: Path, seconds: float) -> str:
+    return textwrap.dedent(SLOW).format(place=str(place), seconds=seconds)
+
+
+def test_at_the_deadline_the_part_saves_and_the_next_call_goes_on(tmp_path):
+    q = queue(tmp_path, {"a": slow(tmp_path / "log", 60), "b": "1"})
+    q.stop_at = time.time() + 2
+    with q.alone():
+        assert q.run(["a", "b"]) == 0
+    record = q.record(q.parts["a"])
+    assert (record["state"], record["tries"]) == ("stopped", 0)
+    assert states(q)["b"] == "ready"
+    again = queue(tmp_path, {"a": "1", "b": "1"})
+    again.run(["a", "b"])
+    assert states(again) == {"a": "done", "b": "done"}
+
+
+RUNNER = """
+    import sys
+    sys.path.insert(0, {root!r})
+    from pathlib import Path
+    from tests.benchmarks.test_study_run import queue
+    q = queue(Path({output!r}), {{"a": {code!r}}})
+    with q.alone():
+        q.run(["a"])
+"""
+
+
+def test_a_killed_runners_part_ends_before_the_next_runner_begins(tmp_path):
+    code = slow(tmp_path / "log", 3)
+    script = textwrap.dedent(RUNNER).format(root=str(ROOT), output=str(tmp_path), code=code)
+    runner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    until(lambda: (tmp_path / "log").exists())
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+    q = queue(tmp_path, {"a": code})
+    assert states(q) == {"a": "begun"}
+    with q.alone():
+        assert q.run(["a"]) == 0
+    assert (tmp_path / "log").read_text() == "begin end begin end "
+    assert states(q) == {"a": "done"}
+
+
+def until(true) -> None:
+    for _ in range(600):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never came")
+
+
+# ---- the test set
+
+
+def a_test(output: Path, policies=("tuned",), rows=None, split="eval") -> Part:
+    """A part that opens the test, whose run's folder holds an evaluation of these rows."""
+    part = Part("test/grpo-7", ("eval",), "run", {"evaluation.policies": list(policies)}, test=True)
+    folder = output / "run"
+    folder.mkdir(exist_ok=True)
+    if rows is not None:
+        found = {"split": split, "rows": [{"policy": name} for name in rows]}
+        (folder / "evaluation.json").write_text(json.dumps(found))
+    return part
+
+
+def test_a_row_opens_the_test_once_and_the_ledger_says_when(tmp_path):
+    part, ledger = a_test(tmp_path, rows=["tuned"]), Ledger(tmp_path, "recipe")
+    ledger.open(part)
+    ledger.keep(part)
+    first, second = ledger.lines("test/grpo-7")
+    assert (first["what"], first["recipe"], second["what"]) == ("opened", "recipe", "kept")
+    assert first["time"].startswith("20")
+    assert part.is_there(tmp_path)
+    with pytest.raises(RunError, match="opened once"):
+        ledger.open(part)
+
+
+def test_the_test_is_not_opened_again_with_another_adapter(tmp_path):
+    part, ledger = a_test(tmp_path), Ledger(tmp_path)
+    adapter = tmp_path / "run" / "reference_adapter" / "adapter_model.safetensors"
+    adapter.parent.mkdir()
+    adapter.write_bytes(b"one")
+    ledger.open(part)
+    ledger.open(part)  # after a stop: goes on
+    adapter.write_bytes(b"another")
+    with pytest.raises(RunError, match="with other adapters"):
+        ledger.open(part)
+
+
+def test_a_test_that_was_opened_by_hand_is_the_row(tmp_path):
+    part, ledger = a_test(tmp_path, rows=["raw_question", "tuned"]), Ledger(tmp_path)
+    assert ledger.found(part)
+    assert ledger.lines()[0]["what"] == "found, opened by hand"
+    assert json.loads(part.row_path(tmp_path).read_text())["split"] == "eval"
+
+
+def test_a_part_of_a_row_that_was_opened_by_hand_is_an_error(tmp_path):
+    part = a_test(tmp_path, ("untouched", "tuned"), rows=["tuned"])
+    with pytest.raises(RunError, match="for tuned and not for untouched"):
+        Ledger(tmp_path).found(part)
+
+
+def test_an_evaluation_on_dev_opens_no_test(tmp_path):
+    assert not Ledger(tmp_path).found(a_test(tmp_path, rows=["tuned"], split="dev"))
+
+
+def test_the_queue_keeps_what_a_test_measured_and_runs_it_once(tmp_path):
+    part = a_test(tmp_path)
+    text = json.dumps({"split": "eval", "rows": [{"policy": "tuned"}]})
+    code = f"open({str(tmp_path / 'run' / 'evaluation.json')!r}, 'w').write({text!r})"
+    q = Queue({part.name: part}, tmp_path, tmp_path, command=lambda part: ["-c", code])
+    q.run([part.name])
+    assert q.state(part) == "done" and part.row_path(tmp_path).exists()
+    assert [line["what"] for line in q.ledger.lines()] == ["opened", "kept"]
+    (tmp_path / "run" / "evaluation.json").unlink()
+    q.run([part.name])
+    assert not (tmp_path / "run" / "evaluation.json").exists()
