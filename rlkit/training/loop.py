@@ -38,6 +38,7 @@ from rlkit.training.sft import (
     save_warm_start,
     train_sft,
 )
+from rlkit.training.sharding import Strategy, launched_strategy
 from rlkit.training.text import token_counter
 from rlkit.training.trainer import GRPOTrainer
 
@@ -66,6 +67,7 @@ def _at_work(config: Any, log: Log) -> Iterator[tuple[Ranks, Run, Log]]:
     with joined(config.model.device) as ranks:
         log = log if ranks.is_main else _silent
         check_launcher(config, log)
+        launched_strategy()  # a slip there is told now
         if not ranks.alone:
             log(f"{ranks.size} processes, main on {ranks.device}")
         with ranks.main_first():
@@ -124,7 +126,7 @@ def prepare_model(
     kept = run.folder / "reference_adapter"
     if adapter is not None and kept.exists():
         adapter = kept
-    model, tokenizer = load_model(config, adapter, log)
+    model, tokenizer = load_model(config, adapter, log, launched_strategy())
     known = adapter in (None, kept)  # else it is kept, now that it is known to fit
     if config.lora.enabled and not known and ranks.is_main:
         _keep_reference(Path(adapter), kept)
@@ -132,8 +134,14 @@ def prepare_model(
     return model, tokenizer
 
 
-def load_model(config: Any, adapter: str | Path | None = None, log: Log = print) -> tuple[Any, Any]:
-    """The base model of `config` with a trainable adapter, fresh or continued."""
+def load_model(
+    config: Any,
+    adapter: str | Path | None = None,
+    log: Log = print,
+    strategy: Strategy | None = None,
+) -> tuple[Any, Any]:
+    """The base model of `config` with a trainable adapter, fresh or continued; every process calls
+    it where `strategy` divides the base."""
     return load_model_with_lora(
         config.model.base_model_path,
         config.lora,
@@ -144,6 +152,7 @@ def load_model(config: Any, adapter: str | Path | None = None, log: Log = print)
         adapter=adapter,
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
+        strategy=strategy,
         log=log,
     )
 
