@@ -75,11 +75,12 @@ def refused(error: BaseException) -> Said:
 @dataclass
 class Look:
     """The parameters, and what is read for them when it is first asked for. `failed` names the
-    subjects that failed; `away`, whether a server that the run will ask did not answer."""
+    subjects that failed; `away` has, by subject, the servers that a step asks and that did not
+    answer, in words."""
 
     config: RunConfig
     failed: set[str] = field(default_factory=set)
-    away: bool = False
+    away: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:

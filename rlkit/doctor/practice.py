@@ -26,17 +26,21 @@ NEEDED = {"packages", "device", "model", "memory", "disk", "plug-ins", "data", "
 
 
 def practice(look: Look) -> Iterator[Finding]:
-    """What the step shows, or why none was taken."""
+    """What the step shows, or why none was taken: that is a failure, whatever the cause, since
+    nothing was then seen of training."""
     from rlkit.training.estimate import weights_are_here
     from rlkit.training.trial import OUT_OF_MEMORY
 
-    missing = sorted(look.failed & NEEDED) + ["servers"] * look.away
-    if missing:
+    if missing := sorted(look.failed & NEEDED):
         text = f"no step was tried: {', '.join(missing)} must be there first"
-        yield Finding("warn", "step", text, "mend that, and check again")
+        yield Finding("fail", "step", text, "mend that, and check again")
+    elif look.away:
+        text = f"no step was tried: {'; '.join(look.away.values())}"
+        yield Finding("fail", "step", text, "start it, and check again (until then: --quick)")
     elif not weights_are_here(look.config.model.base_model_path):
         text = "no step was tried: the model's weights are not on this machine yet"
-        yield Finding("warn", "step", text, "fetch the model, and check again")
+        todo = "fetch the model, and check again (until then: --quick)"
+        yield Finding("fail", "step", text, todo)
     else:
         try:
             with tempfile.TemporaryDirectory(prefix="rlkit-check-") as place:
@@ -74,6 +78,8 @@ def _practice(look: Look, place: Path) -> Iterator[Finding]:
     fitting = [state for state in first if limit is None or length(state) + action <= limit]
     states = list({state.state_id: state for state in fitting}.values())[:STATES]
     if not states:
+        text = f"no step was tried: none of {len(first)} train states fits what the model reads"
+        yield Finding("fail", "step", text, "see what is said of the prompts")
         return
     trainer = GRPOTrainer(config, task, model, tokenizer, run, log=_unsaid)
     trial = try_step(trainer, states)

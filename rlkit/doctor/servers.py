@@ -27,7 +27,11 @@ def live_agents(look: Look) -> Said | None:
     client = ChatClient(
         config.model.vllm_base_url, config.model.checker_model, log=_unsaid, **HASTE
     )
-    level, text = _found_at(look, client, client.probe)
+    level, text, away = _found_at(client, client.probe)
+    asked = [role for role in roles if role == "judge" or look.rounds is None]
+    if away and asked:  # the others play only where rounds are still to be collected
+        url = config.model.vllm_base_url
+        look.away["live agents"] = f"no answer from the {' and '.join(asked)} at {url}"
     return level, f"{', '.join(roles)}: {text}"
 
 
@@ -41,21 +45,25 @@ def served(look: Look) -> Said | None:
 
     url, model = config.executor.served_url, config.executor.served_model
     client = ChatClient(url or config.model.vllm_base_url, model, log=_unsaid, names=NAMES, **HASTE)
-    return _found_at(look, client, lambda: looked_at(client, model))
+    level, text, away = _found_at(client, lambda: looked_at(client, model))
+    if away and "served" in config.data.collectors and look.rounds is None:
+        where = url or config.model.vllm_base_url
+        look.away["served"] = f"no answer from the served Executor at {where}"
+    return level, text
 
 
-def _found_at(look: Look, client: Any, ask: Callable[[], Any]) -> tuple[str, str]:
-    """What a look at a server finds, within some 10 s; one that is away may be started yet."""
+def _found_at(client: Any, ask: Callable[[], Any]) -> tuple[str, str, bool]:
+    """Level and text of what a look at a server finds, within some 10 s, and whether it is away:
+    such a one may be started yet."""
     from rlkit.agents.llm_faults import RefusedError
 
     try:
         report = ask()
     except AgentError as error:
-        look.away = True
-        return ("fail" if isinstance(error, RefusedError) else "warn"), str(error)
+        return ("fail" if isinstance(error, RefusedError) else "warn"), str(error), True
     finally:
         client.close()
-    return ("warn" if report.thinks else "ok"), str(report)
+    return ("warn" if report.thinks else "ok"), str(report), False
 
 
 def _unsaid(line: str) -> None:

@@ -76,7 +76,48 @@ def test_without_a_model_or_data_no_step_is_tried(tmp_path, capsys, change):
     what = change[0].split(".")[0]
     code, found = checked(tmp_path, capsys, *change)
     assert code == 1 and found[what]["level"] == "fail"
-    assert found["step"]["text"] == f"no step was tried: {what} must be there first"
+    text = f"no step was tried: {what} must be there first"
+    assert (found["step"]["level"], found["step"]["text"]) == ("fail", text)
+
+
+AWAY = "http://127.0.0.1:9/v1"
+JUDGED = ("checker.kind=llm", f"model.vllm_base_url={AWAY}")
+SERVED = ("data.collectors=[served]", f"executor.served_url={AWAY}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (JUDGED, f"no answer from the judge at {AWAY}"),
+        ((*JUDGED, "data.planner=llm"), f"no answer from the judge and planner at {AWAY}"),
+        (SERVED, f"no answer from the served Executor at {AWAY}"),
+    ],
+)
+def test_without_a_server_that_a_step_asks_none_is_tried_and_that_is_red(
+    tmp_path, capsys, changes, said
+):
+    code, found = checked(tmp_path, capsys, *changes)
+    assert {s for s, one in found.items() if one["level"] == "fail"} == {"step"} and code == 1
+    assert found["step"]["text"] == f"no step was tried: {said}"
+    assert found["step"]["todo"] == "start it, and check again (until then: --quick)"
+    assert checked(tmp_path, capsys, *changes, "--quick")[0] == 0  # it may be started yet
+
+
+def test_a_served_executor_that_only_the_evaluation_asks_stops_no_step(tmp_path, capsys):
+    served = ("evaluation.policies=[served]", f"executor.served_url={AWAY}")
+    _, found = checked(tmp_path, capsys, "model.init_adapter=null", *served)
+    assert found["served"]["level"] == "warn" and [*found][-len(STEP) :] == STEP
+
+
+@pytest.mark.parametrize("cause", ["disk", "memory", "weights"])
+def test_each_other_cause_that_stops_the_step_is_red(tmp_path, monkeypatch, cause):
+    look = Look(RunConfig.load(PARAMS, [f"output_root={tmp_path}"]))
+    if cause == "weights":
+        monkeypatch.setattr("rlkit.training.estimate.weights_are_here", lambda base: False)
+    else:
+        look.failed.add(cause)
+    (found,) = practice(look)
+    assert found.level == "fail" and cause in found.text and found.todo
 
 
 def test_paths_with_signs_of_yaml_reach_the_step_whole(tmp_path):
