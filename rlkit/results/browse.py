@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import numbers
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import pandas as pd
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from rlkit.errors import RunError
+from rlkit.errors import ConfigError, RunError
 from rlkit.practice.reward import COUNT_KEYS
 from rlkit.results.actions import GROUP, StoredActions, named_run
 from rlkit.results.rescore import action_advantages
@@ -68,8 +69,10 @@ def browse(
     neither `search` nor `answers`. `widgets`: None shows them in a notebook that somebody sits
     at, and a plain table elsewhere.
 
-    Raises RunError where there is no such run, step or group.
+    Raises ConfigError for a value of another kind, and RunError where there is no such run, step
+    or group.
     """
+    _check_step("compare", compare)
     browser = Browser(named_run(run, output_root), task, widgets)
     browser.select(step, question, reward)
     if not browser.keys:
@@ -105,15 +108,22 @@ class Browser:
         reward: Bounds | None = None,
     ) -> list[Key]:
         """The groups that fit, see `browse`; the first is then shown."""
+        _check_step("step", step)
+        if not isinstance(question, str | None):
+            raise ConfigError(
+                f"question is {question!r}; give a question's id, or a part of its id or text, in "
+                "quotes."
+            )
+        reward = _checked_bounds(reward)
         if step is None and not question and reward is None:
             step = self.stored.steps[0]
         found = self.index(step)
         if question:
             found = found[self._asked(found, question)]
         self.filters = (step, question, reward)
-        if reward is not None and reward != (None, None):
-            low = -math.inf if reward[0] is None else reward[0]
-            high = math.inf if reward[1] is None else reward[1]
+        low, high = reward or (None, None)
+        if low is not None or high is not None:
+            low, high = -math.inf if low is None else low, math.inf if high is None else high
             inside = found["rewards"].map(lambda rs: any(low <= r <= high for r in rs))
             found = found[inside.astype(bool)]
         self.keys = [Key(*row) for row in found[GROUP].itertuples(index=False)]
@@ -239,6 +249,36 @@ class Browser:
 
             bundle = widget_view(self)._repr_mimebundle_() | bundle
         display(bundle, raw=True)
+
+
+def _check_step(name: str, step: Any) -> None:
+    """Raises ConfigError for anything but a whole number or None."""
+    if step is not None and (not isinstance(step, numbers.Integral) or isinstance(step, bool)):
+        raise ConfigError(f"{name} is {step!r}; give the number of a step, such as {name}=12.")
+
+
+def _checked_bounds(reward: Any) -> Bounds | None:
+    """The bounds as a tuple. Raises ConfigError for anything but two of them, in order."""
+    if reward is None:
+        return None
+    if not isinstance(reward, tuple | list) or len(reward) != 2 or not all(map(_is_end, reward)):
+        raise ConfigError(
+            f"reward is {reward!r}; give two numbers, (lowest, highest), either of them None: "
+            "reward=(2.5, None) is 2.5 or more."
+        )
+    low, high = reward
+    if low is not None and high is not None and low > high:
+        raise ConfigError(
+            f"reward is {reward!r}, whose lowest is above its highest; give ({high!r}, {low!r})."
+        )
+    return low, high
+
+
+def _is_end(value: Any) -> bool:
+    if value is None:
+        return True
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return number and not math.isnan(value)
 
 
 def widgets_can_be_shown() -> bool:

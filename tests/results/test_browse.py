@@ -6,11 +6,12 @@ import re
 
 import nbclient
 import nbformat
+import numpy as np
 import pyarrow.parquet
 import pytest
 
 from rlkit.config import RunConfig
-from rlkit.errors import DataError, RunError
+from rlkit.errors import ConfigError, DataError, RunError
 from rlkit.practice.task import build_task
 from rlkit.results import actions as stored_actions
 from rlkit.results import browse as browsing
@@ -80,6 +81,42 @@ def test_what_is_not_there_is_one_sentence(run, tmp_path):
     empty = Run.open(RunConfig.from_sections(output_root=str(tmp_path)))
     with pytest.raises(RunError, match="holds no actions yet; train first"):
         browse(empty)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"step": "12"}, "step is '12'; give the number of a step, such as step=12."),
+        ({"step": True}, "step is True; give the number of a step, such as step=12."),
+        ({"step": 1.5}, "step is 1.5; give the number of a step, such as step=12."),
+        ({"compare": "3"}, "compare is '3'; give the number of a step, such as compare=12."),
+        (
+            {"question": 3},
+            "question is 3; give a question's id, or a part of its id or text, in quotes.",
+        ),
+        (
+            {"reward": (5, 1)},
+            "reward is (5, 1), whose lowest is above its highest; give (1, 5).",
+        ),
+        *(
+            (
+                {"reward": reward},
+                f"reward is {reward!r}; give two numbers, (lowest, highest), either of them None: "
+                "reward=(2.5, None) is 2.5 or more.",
+            )
+            for reward in (2.5, "25", (1,), (1, 2, 3), (float("nan"), 1), ("1", None), (True, 2))
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_one_sentence(run, given, said):
+    with pytest.raises(ConfigError) as told:
+        browse(run, **given)
+    assert str(told.value) == said
+
+
+def test_numbers_of_numpy_and_lists_of_bounds_are_as_good(run):
+    assert browse(run, step=np.int64(3)).keys == [THIRD, FOURTH]
+    assert browse(run, reward=[np.float64(2), None]).keys == [FIRST, SECOND, FOURTH]
 
 
 # ---- only what is shown is read
