@@ -15,7 +15,8 @@
 | sampling/effective_sample_size | (sum w)^2 / (M sum w^2) over the M ratios w of these tokens before truncation: 1 where the policy is who sampled |
 | unjudged_share | share of actions that could not be scored: they leave the loss |
 | verdict_cache_hit_rate | live checker: share of the documents looked up that were judged before |
-| time/... | share of the step's time in sampling, environment, training |
+| time/... | share of the step's time in sampling, environment (waited for), training |
+| time/environment_hidden | with rollout.overlap: time of the environment, as a share of the step's, beside which the step sampled or learnt |
 """  # noqa: E501
 
 from __future__ import annotations
