@@ -1,0 +1,222 @@
+"""The study's result: the table of policies, differences with intervals, the targets, two plots.
+
+    python benchmarks/study/table.py --out outputs/study
+
+What is not there yet is left out, and its targets say "not run yet". Primary is the mean of the
+samples of a state, averaged within a question, over the seeds; greedy comes second. Intervals are
+by question, over the seed-averaged difference (rlkit.results.statistics); each seed stands beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":  # run as a file: packages are found from the root, not from here
+    sys.path[0] = str(ROOT)
+
+from benchmarks.machine import machine, versions  # noqa: E402
+from benchmarks.publish import publish  # noqa: E402
+from benchmarks.study.figures import draw  # noqa: E402
+from benchmarks.study.ledger import Ledger  # noqa: E402
+from benchmarks.study.parts import PLAN, Part, parts  # noqa: E402
+from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_question  # noqa: E402
+from benchmarks.study.run import FAILED, Queue  # noqa: E402
+from benchmarks.study.targets import Target, further_targets, trl_against_ours  # noqa: E402
+from rlkit.config import RunConfig  # noqa: E402
+from rlkit.results.statistics import mean_interval, seeds_interval, signed  # noqa: E402
+from rlkit.yaml_text import read_yaml  # noqa: E402
+
+PAIRS = (
+    ("grpo", "warm_start"), ("grpo", "raw_question"), ("grpo", "untouched"),
+    ("grpo", "sft_continued"), ("grpo", "rejection"), ("warm_start", "raw_question"),
+)  # fmt: skip
+PRIMARY = "discovery_rate"
+# sampled, and greedy for the first two
+SHOWN = (PRIMARY, "reward", "invalid", "n_clues", "important_rate", *MEASURES)
+COMPARED = (PRIMARY, "reward_default", "per_document")
+TARGETS = (
+    Target("GRPO over warm start", ("grpo", "warm_start"), least=0.08, floor=0.0, every_seed=True),
+    Target("GRPO over raw question", ("grpo", "raw_question"), least=0.20, floor=0.0),
+    Target("GRPO over SFT continued", ("grpo", "sft_continued"), floor=0.0),
+    Target("GRPO over rejection sampling", ("grpo", "rejection"), floor=0.0),
+)
+AGAIN = (  # the gain stands when it is measured otherwise
+    Target("the same with the default reward values", ("grpo", "warm_start"), floor=0.0),
+    Target("the same per document read", ("grpo", "warm_start"), floor=0.0),
+)
+
+
+def study(output: Path, plan_path: Path = PLAN) -> dict[str, Any]:
+    """All that the study's output tells so far, as plain values."""
+    plan, found = read_yaml(plan_path), parts(plan_path)
+    base = RunConfig.load(next(iter(found.values())).base)
+    rows = Rows(output, plan["seeds"], base.search)
+    differences = [
+        difference(rows, split, pair, metric, greedy)
+        for split in ("test", "dev")
+        for pair in PAIRS
+        for metric in COMPARED
+        for greedy in (False, True)
+    ]
+    targets = [_judged(rows, target, PRIMARY) for target in TARGETS]
+    targets += [
+        _judged(rows, target, metric) for target, metric in zip(AGAIN, COMPARED[1:], strict=True)
+    ]
+    further = further_targets(rows)
+    trl = trl_against_ours(output, plan["seeds"][0])
+    queue = Queue(found, output, Path())
+    return {
+        "benchmark": "study",
+        "command": "python benchmarks/study/run.py, then python benchmarks/study/table.py",
+        "seeds": plan["seeds"],
+        "machine": machine(),
+        "versions": versions(),
+        "states": _sizes(rows),
+        "policies": {s: policies(rows, s) for s in ("test", "dev")},
+        "differences": [row for row in differences if row],
+        "targets": targets + [target for target in further["targets"]] + trl["targets"],
+        "teams": further["teams"],
+        "hotpotqa": further["hotpotqa"],
+        "trl": trl["figures"],
+        "ablations": ablations(rows, found.values()),
+        "failed": [
+            {"part": part.name, **{k: queue.record(part).get(k) for k in ("tries", "reason")}}
+            for part in found.values()
+            if queue.state(part) == FAILED
+        ],
+        "test opened": [
+            {k: line[k] for k in ("row", "what", "time", "recipe") if k in line}
+            for line in Ledger(output).lines()
+        ],
+    }
+
+
+def policies(rows: Rows, split: str) -> dict[str, Any]:
+    """By policy and metric: mean over questions of the seed-averaged values, interval, and each
+    seed's mean; sampled, and greedy (discovery and reward)."""
+    found: dict[str, Any] = {}
+    for name, row in POLICIES.items():
+        columns = [(metric, False) for metric in SHOWN] + [(m, True) for m in SHOWN[:2]]
+        values = {
+            f"{metric} (greedy)" if greedy else metric: _mean(
+                rows.by_seed(split, name, metric, greedy), row.seeded
+            )
+            for metric, greedy in columns
+        }
+        if any(values.values()):
+            found[name] = {"title": row.title, **{k: v for k, v in values.items() if v}}
+    return found
+
+
+def _mean(by_seed: Mapping[int, Mapping[str, float]], seeded: bool) -> dict[str, Any]:
+    if not by_seed:
+        return {}
+    n, mean, low, high = mean_interval(averaged(by_seed).values())[:4]
+    found = {"mean": mean, "low": low, "high": high, "n": n}
+    if seeded:
+        means = {str(seed): sum(v.values()) / len(v) for seed, v in by_seed.items()}
+        found["seeds"] = means
+    return found
+
+
+def difference(
+    rows: Rows, split: str, pair: tuple[str, str], metric: str, greedy: bool
+) -> dict[str, Any]:
+    """Policy minus baseline over the questions; {} where a seed has no pair."""
+    a, b = (rows.by_seed(split, name, metric, greedy) for name in pair)
+    shared = [seed for seed in a if seed in b]
+    if not shared:
+        return {}
+    found = seeds_interval({seed: (a[seed], b[seed]) for seed in shared})
+    place = {"split": split, "policy": pair[0], "baseline": pair[1], "metric": metric}
+    seeds = {str(seed): one.mean for seed, one in found.per_seed.items()}
+    how = "greedy" if greedy else "sampled"
+    return {**place, "how": how, **found.averaged._asdict(), "seeds": seeds}
+
+
+def _judged(rows: Rows, target: Target, metric: str) -> dict[str, Any]:
+    found = difference(rows, "test", target.pair, metric, False)
+    return target.judged(found, len(rows.seeds))
+
+
+def ablations(rows: Rows, found: Sequence[Part]) -> list[dict[str, Any]]:
+    """Exploratory: dev discovery of each ablation (one seed, sampled), and minus the reference."""
+    table: list[dict[str, Any]] = []
+    names = [part.name.partition("/")[2] for part in found if part.kind == "ablation"]
+    values = {n: by_question(rows.actions("dev", f"ablation-{n}", "tuned"), PRIMARY) for n in names}
+    for name, of in values.items():
+        if of:
+            row = {"ablation": name, "discovery": mean_interval(of.values()).mean, "n": len(of)}
+            if values.get("reference") and name != "reference":
+                against = seeds_interval({rows.seeds[0]: (of, values["reference"])}).averaged
+                row |= {"minus reference": against.mean, "low": against.low, "high": against.high}
+            table.append(row)
+    return table
+
+
+def _sizes(rows: Rows) -> dict[str, Any]:
+    evaluations = {s: rows.evaluation(s, f"sft-{rows.seeds[0]}") for s in ("test", "dev")}
+    return {
+        split: {
+            "questions": found.n_questions,
+            "states": len(found.states),
+            "left out, nothing missing": found.nothing_missing,
+        }
+        for split, found in evaluations.items()
+        if found is not None
+    }
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """The tables, to print."""
+    blocks = []
+    for split, found in result["policies"].items():
+        if found:
+            frame = pd.DataFrame({row["title"]: _cells(row) for row in found.values()}).T
+            blocks.append(f"{split} {result['states'].get(split, '')}\n{frame.to_string()}")
+    wanted = ("split", "policy", "baseline", "metric", "how", "mean", "low", "high", "n", "seeds")
+    rows = [{k: _shown(row[k]) for k in wanted} for row in result["differences"]]
+    blocks.append(pd.DataFrame(rows, columns=list(wanted)).to_string(index=False))
+    blocks.append("\n".join(f"{row['target']}: {row['said']}" for row in result["targets"]))
+    if result["ablations"]:
+        shown = [{k: _shown(v) for k, v in row.items()} for row in result["ablations"]]
+        blocks.append("exploratory, dev\n" + pd.DataFrame(shown).to_string(index=False))
+    return "\n\n".join(blocks)
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{found['mean']:.3f}" for name, found in row.items() if name != "title"}
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {signed(v)}" for name, v in value.items())
+    return f"{value:+.3f}" if isinstance(value, float) else value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the study's output")
+    parser.add_argument("--plan", type=Path, default=PLAN, help="another queue.yaml")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "study.json"
+    )
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
+    options = parser.parse_args(arguments)
+    result = study(options.out, options.plan.resolve())
+    publish(result, text(result), options.output)
+    for path in draw(options.out, result, options.images):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
