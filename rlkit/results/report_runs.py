@@ -12,6 +12,7 @@ import pandas as pd
 
 from rlkit.config import RunConfig
 from rlkit.results import plots, report_plots
+from rlkit.results.alike import scale, unequal, why_unlike
 from rlkit.results.evaluation import Evaluation
 from rlkit.results.report_facts import NOT_CHOICES
 from rlkit.results.report_page import picture
@@ -35,11 +36,12 @@ _OVERLAID = (
 # not the same experiment.
 _FREE = (
     *NOT_CHOICES, "seed", "training.resume", "model.vllm_base_url", "executor.served_url",
+    "rollout.base_url", "rollout.adapters_path", "rollout.timeout",
+    "rollout.gpu_memory_utilization",
     "evaluation.batch_size", "evaluation.cache",
 )  # fmt: skip
 _FREE_SECTIONS = ("monitoring.", "merge.", "tune.")
 _NOTHING = PairedInterval(0, None, None, None, 0)
-_UNLIKE = "cannot be compared: other states, rewards or metric, or no tuned policy"
 
 
 def side_by_side(runs: Runs) -> dict[str, Any]:
@@ -47,7 +49,8 @@ def side_by_side(runs: Runs) -> dict[str, Any]:
     evaluated = [run for run in runs if run["evaluation"]]
     policies = dict.fromkeys(p for run in evaluated for p in run["evaluation"].policies)
     primary = {run["evaluation"].primary for run in evaluated}
-    seeds = [found for same in _by_settings(evaluated) for found in _over_seeds(same)]
+    alike = _by_settings(evaluated)
+    seeds = [found for same in alike for found in _over_seeds(same)]
     return {
         "parameters": differing(runs),
         "policies": list(policies),
@@ -56,7 +59,9 @@ def side_by_side(runs: Runs) -> dict[str, Any]:
         "evaluated": evaluated,
         "differences": _differences(evaluated),
         "between": _between(evaluated),
+        "unlike": [why for run in evaluated[1:] if (why := _why_unpaired(run, evaluated[0]))],
         "seeds": seeds,
+        "not_averaged": _not_averaged(alike),
         "curves": [p for column in _OVERLAID if (p := _overlaid(runs, column))],
     }
 
@@ -84,43 +89,34 @@ def _differences(evaluated: Runs) -> list[dict[str, Any]]:
 
 
 def _between(evaluated: Runs) -> list[dict[str, Any]]:
-    """The tuned policy of each run minus that of the first, where both met the same states; a run
-    that cannot be compared says so, and none is listed where that is true of all of them."""
-    rows = []
-    for run in evaluated[1:]:
-        found = compare(run["evaluation"], evaluated[0]["evaluation"])
-        if found is None:
-            run = run | {"name": f"{run['name']} ({_UNLIKE})"}
-        rows.append({"run": run, "first": evaluated[0], "interval": found or _NOTHING})
-    return _with_holm(rows) if any(row["interval"] is not _NOTHING for row in rows) else []
+    """The tuned policy of each run minus that of the first, where both met the same states."""
+    pairs = [(run, compare(run["evaluation"], evaluated[0]["evaluation"])) for run in evaluated[1:]]
+    rows = [
+        {"run": run, "first": evaluated[0], "interval": found}
+        for run, found in pairs
+        if found is not None
+    ]
+    return _with_holm(rows)
+
+
+def _why_unpaired(run: dict[str, Any], first: dict[str, Any]) -> str:
+    """A sentence about a run that cannot be compared with the first one, else ""."""
+    why = why_unlike(run["evaluation"], first["evaluation"])
+    return why and f"{run['name']} cannot be compared with {first['name']}: {why}."
 
 
 def compare(ours: Evaluation, theirs: Evaluation) -> PairedInterval | None:
     """The tuned policy of one evaluation minus that of another in the primary metric, by question,
-    over the states that count under both; None where the states, what was known of them, or the
-    metric differ, or either has no tuned policy."""
-    tuned, metric = [tuned_policy(e) for e in (ours, theirs)], ours.primary
-    if None in tuned or _measured(ours) != _measured(theirs):
+    over the states that count under both; None where they are unlike (`alike.why_unlike`)."""
+    if why_unlike(ours, theirs):
         return None
+    tuned, metric = [tuned_policy(e) for e in (ours, theirs)], ours.primary
     columns = [*dict.fromkeys(("state_id", "question_id", "reward", metric))]
     frames = [
         e.frame.loc[e.frame["policy"] == policy, columns].assign(policy=name)
         for e, policy, name in zip((ours, theirs), tuned, ("ours", "theirs"), strict=True)
     ]
     return replace(ours, frame=pd.concat(frames)).difference("ours", "theirs", metric)
-
-
-def _measured(evaluation: Evaluation) -> tuple[Any, ...]:
-    """What must be equal for two runs' values of the primary metric to be paired: what each state
-    showed, the documents that count as known, the metric, and what a reward is made of."""
-    kept = {s["state_id"]: s | {"recorded_discovery": None} for s in evaluation.states}
-    return kept, *_scale(evaluation)
-
-
-def _scale(evaluation: Evaluation) -> tuple[Any, ...]:
-    primary, facts = evaluation.primary, evaluation.facts
-    worth = facts.get("reward_values") if primary.startswith("reward") else None
-    return facts.get("split"), facts.get("known"), primary, evaluation.metrics[primary], worth
 
 
 def _with_holm(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -131,16 +127,46 @@ def _with_holm(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _by_settings(evaluated: Runs) -> list[list[dict[str, Any]]]:
     """The runs, parted into those that differ by nothing but their seed, and what never touches a
     run's numbers; how they were in fact evaluated counts too."""
-    defaults = {row.key: row.default for row in RunConfig.describe()}
     parted: dict[str, list[dict[str, Any]]] = {}
     for run in evaluated:
-        values = defaults | run["parameters"]
-        fixed = {
-            k: v for k, v in values.items() if k not in _FREE and not k.startswith(_FREE_SECTIONS)
-        }
-        key = json.dumps([fixed, _scale(run["evaluation"])], sort_keys=True, default=str)
+        key = json.dumps(_settings(run), sort_keys=True, default=str)
         parted.setdefault(key, []).append(run)
     return list(parted.values())
+
+
+def _settings(run: dict[str, Any]) -> dict[str, Any]:
+    values = {row.key: row.default for row in RunConfig.describe()} | run["parameters"]
+    fixed = {k: v for k, v in values.items() if k not in _FREE and not k.startswith(_FREE_SECTIONS)}
+    return fixed | {f"{name} (as evaluated)": v for name, v in scale(run["evaluation"]).items()}
+
+
+def _not_averaged(alike: Sequence[Runs]) -> list[str]:
+    """Why runs are not averaged over their seeds with the first one: other parameters, another
+    evaluation, or no pair of policies that all of them have."""
+    said = []
+    for same in alike[1:]:
+        names = ", ".join(run["name"] for run in same)
+        why = unequal(_settings(same[0]), _settings(alike[0][0]))
+        verb = "is" if len(same) == 1 else "are"
+        said.append(f"{names} {verb} not averaged with {alike[0][0]['name']}: {why}.")
+    for same in alike:
+        if len(same) > 1 and not _tuned_pairs(same):
+            policies = "; ".join(
+                f"{run['name']} has {', '.join(run['evaluation'].policies) or 'none'}"
+                for run in same
+            )
+            said.append(f"No tuned policy and baseline stand in all of these runs: {policies}.")
+    return said
+
+
+def _tuned_pairs(same: Runs) -> list[tuple[str, str]]:
+    """The pairs of the first run's tuned policy and a baseline that all of the runs have."""
+    first = same[0]["evaluation"]
+    return [
+        pair
+        for pair in first.pairs()
+        if pair[0] == tuned_policy(first) and all(pair in r["evaluation"].pairs() for r in same)
+    ]
 
 
 def _over_seeds(same: Runs) -> list[dict[str, Any]]:
@@ -153,10 +179,8 @@ def _over_seeds(same: Runs) -> list[dict[str, Any]]:
     labels = [f"{s} ({r['name']})" if twice else s for s, r in zip(seeds, same, strict=True)]
     order = sorted(range(len(same)), key=lambda place: (seeds[place], place))
     by_seed = {labels[place]: same[place] for place in order}
-    first = same[order[0]]["evaluation"]
-    shared = [p for p in first.pairs() if all(p in r["evaluation"].pairs() for r in same)]
-    tuned = tuned_policy(first)
-    return [_averaged(by_seed, pair, twice) for pair in shared if pair[0] == tuned]
+    pairs = _tuned_pairs([same[place] for place in order])
+    return [_averaged(by_seed, pair, twice) for pair in pairs]
 
 
 def _averaged(

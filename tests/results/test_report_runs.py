@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+import shutil
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -127,11 +130,65 @@ def test_states_pair_by_what_they_showed_and_not_by_their_names(seed_runs) -> No
     turned = replace(one, states=one.states[::-1])
     assert compare(two, turned) == compare(two, one) is not None
     runs = [run_of("first", one), run_of("second", two), run_of("third", other)]
-    paired, unlike = side_by_side(runs)["between"]
+    beside = side_by_side(runs)
+    (paired,) = beside["between"]
     assert paired["run"]["name"] == "second" and paired["interval"].n == 32
-    assert unlike["run"]["name"].startswith("third (cannot be compared: other states")
-    assert unlike["interval"].n == 0
+    assert beside["unlike"] == [
+        f"third cannot be compared with first: other states: 1 of 72 showed something else; in "
+        f"{one.states[0]['state_id']!r} n_seen is {seen + 1}, not {seen}."
+    ]
     assert side_by_side(runs[::2])["between"] == []
+
+
+def test_each_reason_against_a_comparison_is_said_with_its_values(seed_runs) -> None:
+    one, two = (load_evaluation(folder / "evaluation.json") for folder in seed_runs)
+
+    def said(other: Evaluation) -> str:
+        (text,) = side_by_side([run_of("a", one), run_of("b", other)])["unlike"]
+        return text.removeprefix("b cannot be compared with a: ")
+
+    untuned = replace(two, frame=two.frame[two.frame["policy"] == "untouched"])
+    assert said(untuned) == "it has no tuned policy, only untouched."
+    dev = replace(two, facts=two.facts | {"split": "dev", "known": "recorded"})
+    assert said(dev) == "split is 'dev', not 'eval'; known is 'recorded', not 'gold'."
+    assert said(replace(two, facts=two.facts | {"primary": "reward"})).startswith(
+        "the metric is 'reward', not 'discovery_rate'; "
+    )
+    fewer = replace(two, states=two.states[1:])
+    assert said(fewer) == (
+        "other states: it has 71 and the first run 72, of which 71 are the same; "
+        f"{two.states[0]['state_id']!r} is in one alone."
+    )
+
+
+def test_each_reason_against_an_average_is_said_with_its_values(seed_runs) -> None:
+    one, two = (load_evaluation(folder / "evaluation.json") for folder in seed_runs)
+
+    def said(other: Evaluation, **parameters) -> list[str]:
+        runs = [run_of("a", one, seed=7), run_of("b", other, seed=8, **parameters)]
+        return side_by_side(runs)["not_averaged"]
+
+    assert said(two) == []
+    assert said(two, **{"grpo.group_size": 8, "lora.rank": 4}) == [
+        "b is not averaged with a: lora.rank is 4, not 16; grpo.group_size is 8, not 4."
+    ]
+    dev = replace(two, facts=two.facts | {"split": "dev"})
+    assert said(dev) == ["b is not averaged with a: split (as evaluated) is 'dev', not 'eval'."]
+    untuned = replace(two, frame=two.frame[two.frame["policy"] == "untouched"])
+    (text,) = said(untuned)
+    assert text.endswith("; b has untouched.") and text.startswith("No tuned policy and baseline")
+
+
+def test_the_page_says_why_runs_stand_alone(seed_runs, tmp_path: Path) -> None:
+    for folder in seed_runs:
+        shutil.copytree(folder, tmp_path / folder.name)
+    path = tmp_path / seed_runs[1].name / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"split": "dev<b>"}))
+    page = write_report(*(tmp_path / folder.name for folder in seed_runs), now=NOON)
+    text = html.unescape(page.read_text(encoding="utf-8"))
+    for verb in ("cannot be compared with seed7: split", "is not averaged with seed7: split"):
+        assert f"seed8 {verb}" in text
+    assert "is 'dev<b>', not 'eval'" in text and "dev<b>" not in page.read_text(encoding="utf-8")
 
 
 def test_reward_values_must_agree_only_where_rewards_are_compared(seed_runs) -> None:
