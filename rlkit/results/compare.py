@@ -24,6 +24,7 @@ from rlkit.results.evaluate import (
     policy_names,
 )
 from rlkit.results.evaluation import MAYBE_UNRECORDED
+from rlkit.results.model_content import is_model_folder
 from rlkit.results.players import build_policies
 from rlkit.run import Run
 from rlkit.training.checkpointing import PREFIX
@@ -71,8 +72,11 @@ def evaluate_run(
         progress=progress or progress_lines(log),
     )
     _tell_what_was_found(policies, log)
+    computed = {name: getattr(_player(p), "precision", "") for name, p in policies.items()}
+    if precisions := {name: said for name, said in computed.items() if said}:
+        evaluation.facts["precisions"] = precisions
     played = {
-        name: {**_played(folder, run), "precision": _player(policies[name]).precision}
+        name: {**_played(folder, run), "precision": computed[name]}
         for name, folder in folders.items()
         if name in policies
     }
@@ -96,7 +100,8 @@ def _player(policy: Any) -> Any:
 def _played(folder: Path, run: Run) -> dict[str, Any]:
     """Which checkpoint a policy is, from the run's folder, so that its age can be told later."""
     place, step = os.path.relpath(folder, run.folder), folder.resolve().name.removeprefix(PREFIX)
-    return {"folder": Path(place).as_posix(), "step": int(step) if step.isdigit() else None}
+    whole = {"whole": True} if is_model_folder(folder) else {}
+    return {"folder": Path(place).as_posix(), "step": int(step) if step.isdigit() else None} | whole
 
 
 def _keep(evaluation: Evaluation, run: Run, log: Callable[[str], None]) -> None:

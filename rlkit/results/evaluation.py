@@ -79,6 +79,7 @@ _STATE_KEYS = (
 _WORKED_OUT = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences",
     "breakdowns")  # fmt: skip
 MAYBE_UNRECORDED = ("corpus_fingerprint", "judge")  # facts that files of before lack
+_BY_POLICY = ("adapters", "precisions")  # facts that each policy has for itself
 _WHOLE = ("hops", "round", "unjudged", "documents_read")
 
 
@@ -90,8 +91,9 @@ class Evaluation:
     facts: `split`, `split_sizes`, for the search task `known` (gold, recorded or mixed),
     `reward_values`, `corpus_fingerprint`, `judge`, and `left_out`, the split's states that the task
     never gave, since they have nothing missing; for other tasks `metrics` and `primary`, where they
-    have their own; and `adapters`, {policy: {folder, step, precision}} of those that a checkpoint
-    or a whole model plays, from the run's folder.
+    have their own; `adapters`, {policy: {folder, step, precision}} of those that a checkpoint or
+    a whole model (`whole`: True) plays, from the run's folder; and `precisions`, {policy: words} of
+    all that a model plays here.
     """
 
     frame: pd.DataFrame
@@ -213,8 +215,12 @@ class Evaluation:
         return pd.DataFrame(rows + breakdown.sampled_rows(self))
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Whom to compare with whom, see `policy_pairs`."""
-        return policy_pairs(self.policies)
+        """Whom to compare with whom: `policy_pairs`, and last each whole model with the tuned
+        policy, which shows whether merging lost anything."""
+        played = self.facts.get("adapters", {})
+        whole = [name for name in self.policies if played.get(name, {}).get("whole")]
+        merged = [(name, "tuned") for name in whole if "tuned" in self.policies]
+        return policy_pairs(self.policies) + merged
 
     def differences(self) -> pd.DataFrame:
         """One row a (pair, metric): mean of policy - baseline by question, interval, p, verdict,
@@ -241,13 +247,16 @@ class Evaluation:
         frames = {name: e.frame for e in (earlier, self) for name in e.policies}
         names = sorted(frames, key="oracle".__eq__)  # what could be had at most stays last
         rows = [row for n in names for row in records(frames[n][frames[n]["policy"] == n])]
-        before = earlier.facts.get("adapters", {})
-        kept = {n: a for n, a in before.items() if n not in self.policies}
-        adapters = {"adapters": kept | self.facts.get("adapters", {})}
+        played = {
+            fact: {n: v for n, v in earlier.facts.get(fact, {}).items() if n not in self.policies}
+            | self.facts.get(fact, {})
+            for fact in _BY_POLICY
+            if fact in earlier.facts or fact in self.facts
+        }
         others = [n for n in earlier.samples["policy"].unique() if self._plays_as(earlier, n)]
         before = earlier.samples[earlier.samples["policy"].isin(others)]
         samples = [*records(before), *records(self.samples)]
-        return Evaluation.of(rows, self.states, self.facts | adapters, samples)
+        return Evaluation.of(rows, self.states, self.facts | played, samples)
 
     def _plays_as(self, earlier: Evaluation, policy: str) -> bool:
         """Whether the earlier samples of a policy still are what it samples."""
@@ -334,7 +343,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _comparable(evaluation: Evaluation, other: Evaluation) -> tuple[Any, Any]:
     """What must be equal for two evaluations to stand side by side. What the other did not record
     cannot be compared."""
-    left_out = {"adapters", *(k for k in MAYBE_UNRECORDED if k not in other.facts)}
+    left_out = {*_BY_POLICY, *(k for k in MAYBE_UNRECORDED if k not in other.facts)}
     states = [{key: state.get(key) for key in _STATE_KEYS} for state in evaluation.states]
     return states, {k: v for k, v in evaluation.facts.items() if k not in left_out}
 

@@ -263,7 +263,9 @@ def test_a_merged_model_is_compared_beside_its_adapter_and_writes_the_same(
     written = found.frame.set_index("policy")["completion"]
     assert written["tuned"].tolist() == written["merged-2"].tolist()
     precision = found.facts["adapters"]["tuned"]["precision"]  # the debug model is not quantised
-    said = {"folder": "../merged-2", "step": None, "precision": precision}
+    said = {"folder": "../merged-2", "step": None, "precision": precision, "whole": True}
+    assert found.facts["precisions"] == {"tuned": precision, "merged-2": precision}
+    assert found.pairs()[-1] == ("merged-2", "tuned")
     assert found.facts["adapters"]["merged-2"] == said
     evaluate_run(config, checkpoints=[merged], log=print)
     assert loads == ["base", "merged-2"]

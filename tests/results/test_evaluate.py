@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,31 @@ def test_tuned_is_compared_with_each_baseline_and_checkpoints_like_it() -> None:
     tuned = [("checkpoint-5", base) for base in ("untouched", "warm_start", "raw_question")]
     assert evaluation.pairs() == [*tuned, ("warm_start", "untouched")]
     assert len(evaluation.differences()) == 4 * len(METRICS)
+
+
+def test_a_whole_model_is_held_to_the_adapter_that_it_was_merged_from() -> None:
+    """a: 1 - 1; b: 2 - 3, so that merging lost 0.5 on average."""
+    rewards = {"untouched": (0, 0), "tuned": (1, 3), "merged": (1, 2)}
+    rows = [row(p, s, r, 1.0) for p, rs in rewards.items() for s, r in zip("ab", rs, strict=True)]
+    evaluation = replace(hand_made(rows), facts={"adapters": {"merged": {"whole": True}}})
+    pairs = [("tuned", "untouched"), ("merged", "untouched"), ("merged", "tuned")]
+    assert evaluation.pairs() == pairs
+    found = evaluation.differences().set_index(["policy", "baseline", "metric"])
+    assert found.loc[("merged", "tuned", "reward"), ["n", "mean", "non_zero"]].tolist() == [
+        2, -0.5, 1,
+    ]  # fmt: skip
+
+
+def test_precisions_of_before_stay_where_a_policy_is_not_played_anew() -> None:
+    """They are facts of a policy, so that others need not be the same."""
+
+    def of(policy: str, **precisions: str) -> Evaluation:
+        made = hand_made([row(policy, "a1", 1, 1.0)])
+        states = tuple(s | {"question": "", "n_seen": 0} for s in made.states)
+        return replace(made, states=states, facts={"precisions": precisions})
+
+    joined = of("tuned", tuned="float32").joined(of("untouched", untouched="4-bit", tuned="old"))
+    assert joined.facts["precisions"] == {"untouched": "4-bit", "tuned": "float32"}
 
 
 def test_policies_write_in_batches_and_deep_ones_are_searched_deeply(
@@ -152,6 +178,7 @@ def test_a_policy_that_is_evaluated_again_replaces_its_rows_and_what_played_it()
     assert joined.policies == ["tuned", "checkpoint-2", "oracle"]
     assert joined.question_values("tuned", "reward") == {"a": 7.0}
     assert joined.facts["adapters"] == {"checkpoint-2": {"step": 2}, "tuned": {"step": 8}}
+    assert "precisions" not in joined.facts
     assert now.joined(of({"split": "dev"}, row("oracle", "a1", 1, 0.5))) is None
     assert now.joined(of({}, row("oracle", "b1", 1, 0.5))) is None
 

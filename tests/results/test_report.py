@@ -99,6 +99,7 @@ def test_the_checkpoint_that_was_evaluated_and_the_best_on_dev_are_named(toy_run
     path = toy_run / "evaluation.json"
     data = json.loads(path.read_text())
     played = {"folder": "lora_checkpoints/checkpoint-8", "step": 8, "precision": "bfloat16"}
+    data |= {"precisions": {"tuned": "bfloat16", "untouched": "float32"}}
     data |= {"adapters": {"tuned": played}, "judge": "llm <b>x</b>", "corpus_fingerprint": "ab12"}
     path.write_text(json.dumps(data))
     rows = [{"step": step, "eval/reward": value} for step, value in ((0, 9.0), (4, 2.0), (8, 2.0))]
@@ -106,6 +107,8 @@ def test_the_checkpoint_that_was_evaluated_and_the_best_on_dev_are_named(toy_run
     text = write_report(toy_run).read_text(encoding="utf-8")
     assert "<dt>Evaluated as tuned Executor</dt>" in text
     assert "<dd>lora_checkpoints/checkpoint-8 (step 8), in bfloat16</dd>" in text
+    assert "<dt>Precision of the untouched model</dt>\n  <dd>float32</dd>" in text
+    assert "Precision of the tuned" not in text  # it stands beside its checkpoint
     assert "<dd>llm &lt;b&gt;x&lt;/b&gt;</dd>" in text and "<dd>ab12</dd>" in text
     assert "<dd>step 4; <code>eval --checkpoint best</code> evaluates it</dd>" in text
 
