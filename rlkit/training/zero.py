@@ -53,9 +53,9 @@ def initialize(
         "bf16": {"enabled": dtype == torch.bfloat16},
         "fp16": {"enabled": dtype == torch.float16},
     }
-    engine, *_ = deepspeed.initialize(
-        model=module, optimizer=optimizer, config=config, dont_change_device=True
-    )
+    if stage == 3:  # tensor by tensor; the engine would first move all of the module to its device
+        deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=dtype)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
     return engine
 
 
