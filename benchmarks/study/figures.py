@@ -74,7 +74,7 @@ def discovery_by_policy(policies: Mapping[str, Any]) -> Figure | None:
     shown = [(name, policies[name]) for name in POLICIES if name in policies]
     if not shown:
         return None
-    figure, axes = plt.subplots(figsize=(7, 0.5 + 0.5 * len(shown)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7, 0.9 + 0.45 * len(shown)), layout="constrained")
     for place, (name, row) in enumerate(reversed(shown)):
         found, colour = row["discovery_rate"], COLOURS.get(name, GREY)
         mean, low, high = (found[k] for k in ("mean", "low", "high"))
@@ -86,6 +86,7 @@ def discovery_by_policy(policies: Mapping[str, Any]) -> Figure | None:
         axes.text(max(mean, high or mean) + 0.012, place, f"{mean:.2f}", va="center", fontsize=9)
     axes.set_yticks(range(len(shown)), [row["title"] for _, row in reversed(shown)])
     axes.set_xlim(0, 1.08)
+    axes.set_title("Lines: 95 % intervals by question; dots: seeds", fontsize=10)
     axes.set_xlabel(
         f"discovery rate on test, n = {max(row['discovery_rate']['n'] for _, row in shown)} "
         "questions"

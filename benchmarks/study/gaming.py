@@ -180,6 +180,13 @@ def inversions(rows: pd.DataFrame, name: str) -> list[tuple[str, str]]:
     ]
 
 
+def most_without_finding(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By set of values: the highest reward in any state of an action that finds nothing missing;
+    one new IMPORTANT document alone is paid `important_new`."""
+    useless = [row for row in rows if row["discovery"] == 0.0]
+    return {name: max((row[name] for row in useless), default=0.0) for name in VALUES}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -207,9 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "strategies": rows.round(4).to_dict("index"),
         "wrong way round": wrong,
         "groups": learnt.to_dict("index"),
+        "most without finding": most_without_finding(actions),
         "machine": machine(),
     }
     text = f"{rows.round(3).to_string()}\n\n{learnt.to_string()}"
+    text += f"\nmost without finding: {most_without_finding(actions)}"
     for name, pairs in wrong.items():
         text += f"\n\n{name}: {len(pairs)} pairs the wrong way round"
         text += "".join(f"\n  {a!r} is paid more than {b!r}" for a, b in pairs)

@@ -2,7 +2,7 @@
 
 A row of the table opens its test set once. The opening is written down before it begins; it may go
 on after a stop, with the same adapters, and is refused when its row is there, or when other
-adapters have come since.
+adapters have come since. One that failed measured nothing, and is written down as such.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rlkit.yaml_text import read_yaml
 
 NAME = "test-ledger.jsonl"
 OPENED, KEPT, FOUND = "opened", "kept", "found, opened by hand"
+BROKE_OFF = "broke off, nothing measured"
 
 
 class Ledger:
@@ -42,13 +43,17 @@ class Ledger:
             raise RunError(
                 f"{part.name}: the test was opened for this row already ({row}); it is opened once."
             )
-        before = [line for line in self.lines(part.name) if line["what"] == OPENED]
-        if before and before[0]["adapters"] != now:
+        last = self.lines(part.name)[-1:]
+        if last and last[0]["what"] == OPENED and last[0]["adapters"] != now:
             raise RunError(
-                f"{part.name}: the test was opened on {before[0]['time']} with other adapters; a "
+                f"{part.name}: the test was opened on {last[0]['time']} with other adapters; a "
                 "choice that comes after it would be made on the test."
             )
         self._write(part, OPENED, adapters=now, recipe=self.recipe)
+
+    def broke_off(self, part: Part) -> None:
+        """Write that what was opened failed."""
+        self._write(part, BROKE_OFF)
 
     def keep(self, part: Part, measured: Path | None = None, what: str = KEPT) -> None:
         """Keep what the part measured (default: as it wrote it) as its row."""

@@ -115,8 +115,9 @@ def filled(text: str, output: Path, data: Path) -> str:
 
 def best_checkpoint(run: Path) -> Path:
     """The checkpoint with the first highest discovery on dev, as `evaluation.checkpoint: best`."""
-    rows = [row for row in metrics(run) if row.get("step") and row.get("eval/discovery_rate")]
-    best = max(rows, key=lambda row: row["eval/discovery_rate"], default={"step": "none-yet"})
+    name = "eval/discovery_rate"
+    rows = [row for row in metrics(run) if row.get("step") and row.get(name) is not None]
+    best = max(rows, key=lambda row: row[name], default={"step": "none-yet"})
     return run / "lora_checkpoints" / f"checkpoint-{best['step']}"
 
 

@@ -123,6 +123,8 @@ class Queue:
                 outcome, reason = self._process(part, record)
                 if outcome == DONE and part.row_path(self.output) is not None:
                     self.ledger.keep(part)
+                elif outcome == FAILED and part.test:
+                    self.ledger.broke_off(part)
             else:
                 outcome = DONE
         except (RlkitError, OSError) as error:

@@ -30,7 +30,14 @@ from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_questio
 from benchmarks.study.run import FAILED, Queue  # noqa: E402
 from benchmarks.study.targets import Target, further_targets, trl_against_ours  # noqa: E402
 from rlkit.config import RunConfig  # noqa: E402
-from rlkit.results.statistics import mean_interval, seeds_interval, signed  # noqa: E402
+from rlkit.results.statistics import (  # noqa: E402
+    COUNT,
+    FREE,
+    SHARE,
+    mean_interval,
+    seeds_interval,
+    signed,
+)
 from rlkit.yaml_text import read_yaml  # noqa: E402
 
 PAIRS = (
@@ -40,6 +47,7 @@ PAIRS = (
 PRIMARY = "discovery_rate"
 # sampled, and greedy for the first two
 SHOWN = (PRIMARY, "reward", "invalid", "n_clues", "important_rate", *MEASURES)
+COUNTS, FREELY = ("n_clues", "documents_read"), ("reward", "reward_default")  # others are shares
 COMPARED = (PRIMARY, "reward_default", "per_document")
 TARGETS = (
     Target("GRPO over warm start", ("grpo", "warm_start"), least=0.08, floor=0.0, every_seed=True),
@@ -106,7 +114,7 @@ def policies(rows: Rows, split: str) -> dict[str, Any]:
         columns = [(metric, False) for metric in SHOWN] + [(m, True) for m in SHOWN[:2]]
         values = {
             f"{metric} (greedy)" if greedy else metric: _mean(
-                rows.by_seed(split, name, metric, greedy), row.seeded
+                rows.by_seed(split, name, metric, greedy), row.seeded, metric
             )
             for metric, greedy in columns
         }
@@ -115,10 +123,11 @@ def policies(rows: Rows, split: str) -> dict[str, Any]:
     return found
 
 
-def _mean(by_seed: Mapping[int, Mapping[str, float]], seeded: bool) -> dict[str, Any]:
+def _mean(by_seed: Mapping[int, Mapping[str, float]], seeded: bool, metric: str) -> dict[str, Any]:
     if not by_seed:
         return {}
-    n, mean, low, high = mean_interval(averaged(by_seed).values())[:4]
+    bounds = COUNT if metric in COUNTS else FREE if metric in FREELY else SHARE
+    n, mean, low, high = mean_interval(averaged(by_seed).values(), bounds)
     found = {"mean": mean, "low": low, "high": high, "n": n}
     if seeded:
         means = {str(seed): sum(v.values()) / len(v) for seed, v in by_seed.items()}
@@ -137,8 +146,8 @@ def difference(
     found = seeds_interval({seed: (a[seed], b[seed]) for seed in shared})
     place = {"split": split, "policy": pair[0], "baseline": pair[1], "metric": metric}
     seeds = {str(seed): one.mean for seed, one in found.per_seed.items()}
-    how = "greedy" if greedy else "sampled"
-    return {**place, "how": how, **found.averaged._asdict(), "seeds": seeds}
+    figures = found.averaged._asdict() | {"seeds": seeds, "caution": found.averaged.caution}
+    return {**place, "how": "greedy" if greedy else "sampled", **figures}
 
 
 def _judged(rows: Rows, target: Target, metric: str) -> dict[str, Any]:
@@ -182,7 +191,9 @@ def text(result: Mapping[str, Any]) -> str:
             frame = pd.DataFrame({row["title"]: _cells(row) for row in found.values()}).T
             blocks.append(f"{split} {result['states'].get(split, '')}\n{frame.to_string()}")
     wanted = ("split", "policy", "baseline", "metric", "how", "mean", "low", "high", "n", "seeds")
-    rows = [{k: _shown(row[k]) for k in wanted} for row in result["differences"]]
+    split = "test" if result["policies"]["test"] else "dev"
+    rows = [row for row in result["differences"] if row["split"] == split]
+    rows = [{k: _shown(row[k]) for k in wanted} for row in rows]
     blocks.append(pd.DataFrame(rows, columns=list(wanted)).to_string(index=False))
     blocks.append("\n".join(f"{row['target']}: {row['said']}" for row in result["targets"]))
     if result["ablations"]:

@@ -44,6 +44,7 @@ class Target:
         )
         said += f"missed, {'; '.join(missed)}" if missed else "met"
         said += f" (so far, {len(found['seeds'])} of {seeds} seeds)" if few else ""
+        said += f". {found['caution']}" if found.get("caution") else ""
         figures = {k: found[k] for k in ("mean", "low", "high", "n", "seeds")}
         return row | figures | {"met": not missed and not few, "said": said}
 
@@ -95,7 +96,7 @@ def _seeds(rows: Rows, pair: Any) -> dict[str, Any]:
 
 def plain_interval(found: SeedsInterval) -> dict[str, Any]:
     seeds = {str(seed): one.mean for seed, one in found.per_seed.items()}
-    return {**found.averaged._asdict(), "seeds": seeds}
+    return {**found.averaged._asdict(), "seeds": seeds, "caution": found.averaged.caution}
 
 
 def _teams(rows: Rows, seed: int, team: str, other: str) -> tuple[Values, Values] | None:
@@ -132,6 +133,10 @@ def trl_against_ours(output: Path, seed: int) -> dict[str, Any]:
     if len(points) < 2 or not reached:
         return {"figures": {}, "targets": [row | {"met": None, "said": NOT_RUN}]}
     best = max(points[1:], key=lambda point: point.discovery)
+    if best.discovery <= points[0].discovery:
+        said = f"nothing to compare: TRL stayed at {points[0].discovery:.3f} or below"
+        figures = {"seconds an update": {run.name: _medians(run) for run in (ours, theirs)}}
+        return {"figures": figures, "targets": [row | {"met": None, "said": said}]}
     first = first_reaching(reached, best.discovery)
     figures = {
         "ours": ours.name,

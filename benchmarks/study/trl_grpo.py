@@ -126,6 +126,8 @@ def _trainer(config: RunConfig, task: Any, folder: Path, steps: int) -> tuple[An
         str(source), dtype=precision.dtype, attn_implementation="sdpa"
     )
     model = peft.PeftModel.from_pretrained(base, config.model.init_adapter, is_trainable=True)
+    for adapter in model.peft_config.values():  # a folder: saving looks for the base's config
+        adapter.base_model_name_or_path = str(source)
     states = _in_order(config, task, steps)
     _check_prompts(tokenizer, task, states[:4], config)
     rows = {"prompt": [task.prompt(s) for s in states], "state_id": [s.state_id for s in states]}

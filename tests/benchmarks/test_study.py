@@ -78,6 +78,11 @@ def test_the_best_checkpoint_is_the_first_highest_on_dev_behind_step_0(tmp_path)
     assert best_checkpoint(tmp_path).name == "checkpoint-20"
 
 
+def test_a_run_that_found_nothing_on_dev_has_a_best_checkpoint_too(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 10, "eval/discovery_rate": 0.0}\n')
+    assert best_checkpoint(tmp_path).name == "checkpoint-10"
+
+
 def test_a_run_keeps_its_spelling_of_a_path_that_is_the_same(output):
     there = str(output / "x" / ".." / "data")
     config = f"data: {{corpus_path: {there}/2wiki/corpus.jsonl, questions_path: other}}\n"

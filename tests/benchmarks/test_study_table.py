@@ -158,7 +158,7 @@ def test_a_target_with_a_seed_missing_is_not_met_yet(output):
     (output / "rows" / "test-grpo-9.json").unlink()
     result = study(output)
     assert not result["targets"][0]["met"]
-    assert result["targets"][0]["said"].endswith("(so far, 2 of 3 seeds)")
+    assert "(so far, 2 of 3 seeds). Too few to say" in result["targets"][0]["said"]
     assert result["targets"][2]["said"].endswith("not run yet")
     assert "warm start + GRPO" in text(result)
 
@@ -184,6 +184,13 @@ def test_the_same_discovery_in_a_share_of_trls_time(tmp_path):
     steps(tmp_path / "study-ablation-all-states", {0: 0.3, 10: 0.39}, minutes=1)
     found = trl_against_ours(tmp_path, 7)  # visits TRL's states, and so takes the place
     assert found["targets"][0]["said"] == "missed: TRL's best is 0.400, ours reached 0.390"
+
+
+def test_where_trl_did_not_rise_there_is_nothing_to_compare(tmp_path):
+    steps(tmp_path / "study-trl-7", {0: 0.3, 10: 0.3}, minutes=6)
+    steps(tmp_path / "study-grpo-7", {0: 0.3, 10: 0.4}, minutes=1)
+    (target,) = trl_against_ours(tmp_path, 7)["targets"]
+    assert target["met"] is None and target["said"].startswith("nothing to compare")
 
 
 def test_a_curve_adds_up_the_time_of_sfts_updates(tmp_path):
@@ -221,6 +228,7 @@ def test_values_are_gamed_where_less_is_paid_more():
     found = gaming.table(rows)
     assert gaming.inversions(found, "default") == [("cheat", "honest")]
     assert gaming.inversions(found, "study") == []
+    assert gaming.most_without_finding(rows)["default"] == 1.2
     learnt = gaming.groups(rows)
     assert learnt.loc["default"].to_dict() == {"noise": 1, "wrong first": 1, "n": 2}
     assert learnt.loc["study"].to_dict() == {"noise": 0, "wrong first": 0, "n": 2}
