@@ -197,5 +197,5 @@ def _interval(row: dict[str, Any]) -> str:
         return "nothing could be scored"
     n = f"n = {row['n_questions']} questions"
     if row["low"] is None:
-        return f"{row['mean']:.4g} ({n}; too few for an interval)"
+        return f"{row['mean']:.4g} ({n}; {row.get('caution') or 'too few for an interval'})"
     return f"{row['mean']:.4g} (95 % interval {row['low']:.4g} to {row['high']:.4g}, {n})"
