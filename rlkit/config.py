@@ -123,6 +123,11 @@ class RunConfig(Section):
         self.reward.resolve_invalid(self.search.max_clues, self.search.top_k)
         if not self.lora.enabled:
             self._train_all_weights()
+            if self.rollout.engine != "transformers":
+                raise ConfigError(
+                    f"rollout.engine is {self.rollout.engine!r}, which is handed adapters, and "
+                    "lora.enabled is false; take engine transformers, or train an adapter."
+                )
         if self.task == "answers" and self.grpo.credit == "clue":
             raise ConfigError(
                 "grpo.credit is 'clue', which task answers has none of; take credit action."
@@ -180,6 +185,7 @@ _DEBUG: dict[str, dict[str, Any]] = {
     "training": {"num_epochs": 2, "steps_per_epoch": 2, "max_steps": 4, "batch_size": 1},
     "data": {"max_questions": 24},
     "executor": {"max_prompt_tokens": 1024},
+    "rollout": {"engine": "transformers"},
     "evaluation": {"max_states": 4, "max_questions": 4, "epoch_states": 2},
     "sft": {"num_epochs": 1, "max_samples": 8, "batch_size": 4},
 }

@@ -143,6 +143,27 @@ class GrpoSection(Section):
 
 class RolloutSection(Section):
     title: ClassVar[str] = "rollout"
+    engine: Literal["transformers", "vllm", "vllm_server"] = key(
+        "transformers",
+        "who samples actions in training: the trainer's own model, vLLM in this process, or a vLLM "
+        "server (docs/rollouts.md)",
+    )
+    base_url: str | None = key(
+        None,
+        "vllm_server: its address; null: model.vllm_base_url",
+        pattern=r"^https?://\S+$",
+        allowed="an address that starts with http:// or https://",
+    )
+    adapters_path: str | None = key(
+        None,
+        "vllm_server, vllm: folder that adapters are handed over in, which the server sees under "
+        "the same path; null: rollout_adapters/ in the run's folder",
+        min_length=1,
+    )
+    timeout: float = key(600.0, "vllm_server: a group may take", "seconds", gt=0, le=86400)
+    gpu_memory_utilization: float = key(
+        0.3, "vllm: its share of the device's memory", "share", gt=0, lt=1
+    )
     importance_cap: float = key(
         2.0,
         "actions sampled by another program than the trainer, or under older weights, have their "

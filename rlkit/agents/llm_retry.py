@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rlkit.agents.llm_context import read_overflow, refusal, shorten
@@ -21,8 +21,8 @@ from rlkit.agents.llm_faults import (
     wait_before,
 )
 from rlkit.agents.llm_presence import LOOK, Presence
-from rlkit.agents.llm_reply import Reply
-from rlkit.agents.llm_wire import Request, Wire
+from rlkit.agents.llm_reply import Reply, read_json
+from rlkit.agents.llm_wire import Reader, Request, Wire
 from rlkit.errors import AgentError
 
 GARBLED_RETRIES = 2  # of an answer that is none: a cut connection heals, a wrong server does not
@@ -119,6 +119,18 @@ class Requester:
                 "its thinking is dropped, but takes time and may use up the answer's tokens."
             )
         return reply
+
+    async def post(
+        self, path: str, body: dict[str, Any], limits: Limits, read: Reader = read_json
+    ) -> Any:
+        """What `read` makes of the answer to a POST; raises AgentError where there is none in the
+        end."""
+        async with self._slots:
+            attempt = partial(self.wire.post, path, body, limits.timeout, read)
+            outcome = await self._patiently(attempt, limits)
+        if isinstance(outcome, Fault):
+            raise self.error(outcome)
+        return outcome
 
     async def name(self, limits: Limits) -> str:
         """The model's name; where none was given, the first that the server offers."""

@@ -25,6 +25,7 @@ from rlkit.agents.prompt import Messages
 
 # what a server may refuse to be asked for, and what is asked for instead
 OPTIONAL = ("chat_template_kwargs", "response_format", "max_tokens", "temperature")
+Reader = Callable[[bytes], Any]  # of a body; None where it is not what was wanted
 _UNKNOWN = re.compile(
     r"unrecogni[sz]ed|unsupported|unknown|not supported|not permitted|extra inputs|does not support"
     r"|unexpected|only the default",
@@ -98,6 +99,11 @@ class Wire:
         rows = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
         return {storable(row["id"]): _context(row) for row in rows}
 
+    async def post(self, path: str, body: dict[str, Any], timeout: float, read: Reader) -> Any:
+        """What `read` makes of the answer to one POST, or a Fault."""
+        send = partial(self._openai.post, path, body=body, cast_to=httpx2.Response)
+        return await self._answer(send, timeout, read)
+
     def leave_out(self, fault: Fault, request: Request, gone: frozenset[str]) -> str | None:
         """The optional parameter of `request` that the server says it does not know, left out
         from now on; `gone` were left out of the request that it refused."""
@@ -145,8 +151,13 @@ class Wire:
                 body["max_completion_tokens"] = value
         return body
 
-    async def _answer(self, send: Callable[[], Awaitable[httpx2.Response]], timeout: float) -> Any:
-        """The JSON value of the answer, or a Fault."""
+    async def _answer(
+        self,
+        send: Callable[[], Awaitable[httpx2.Response]],
+        timeout: float,
+        read: Reader = read_json,
+    ) -> Any:
+        """The value of the answer (by default its JSON), or a Fault."""
         try:
             async with asyncio.timeout(timeout):
                 answer = await send()
@@ -166,7 +177,7 @@ class Wire:
                 return Fault(f"{said}: plain http, or a wrong certificate", hopeless=True)
             return Fault(said, away=True)
         body = answer.content
-        value = read_json(body)
+        value = read(body)
         if value is None:
             said = self.secrets.out_of(body[-4000:].decode("utf-8", "replace"))[-60:]
             what = f"HTTP 200 with {len(body)} bytes that are no JSON and end in {one_line(said)!r}"

@@ -30,6 +30,7 @@ from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
 from rlkit.training.caches import PromptCache
 from rlkit.training.checkpointing import arithmetic
+from rlkit.training.engines import Asked, check_sampler, make_engine
 from rlkit.training.gradients import (
     assert_gradients,
     clip_and_step,
@@ -46,7 +47,6 @@ from rlkit.training.prefix import read_prompts, shares_graphs
 from rlkit.training.ranks import Ranks
 from rlkit.training.resume import Progress, restore_trainer, save_trainer
 from rlkit.training.rollout import Group, mean, parcel
-from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
 from rlkit.training.scaling import process_warnings
 from rlkit.training.schedule import learning_rate
 from rlkit.training.text import decode, encode_prompt, end_ids
@@ -93,8 +93,9 @@ class GRPOTrainer:
         self.untrained = self._begin()
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
         self.early: Early | None = None  # sampled before its step
-        self._checked = self._half_done = False
+        self._checked = self._compared = self._half_done = False
         self.device = sharding.computes_on(model)
+        self.engine = make_engine(self)
         if config.lora.dropout and weights.of(model) is None:
             log("lora.dropout acts in SFT only; GRPO passes have it off")
         weights.warn_of_rate(model, "grpo.learning_rate", self.settings.learning_rate, log)
@@ -134,6 +135,7 @@ class GRPOTrainer:
         self._refuse_uneven(len(states))
         groups, stats, visits = [], [], self._count_visits(states)
         mine = [(states[i], visits[i]) for i in self.ranks.part(len(states))]
+        self._announce(mine, clock)
         # advantages look beyond the group only with scale_rewards: batch; else one group at a time
         # is sampled and learnt from, while the graph of its prompt is at hand
         batch = self.settings.scale_rewards == "batch"
@@ -211,6 +213,7 @@ class GRPOTrainer:
         reward, advantage and components. A look that changes nothing: no visit is counted, and
         sampling draws from counters, so that the run goes on as if nobody had looked.
         """
+        self.engine.publish()
         group = self._sample_group(state, {"sampling": 0.0, "environment": 0.0})
         self._set_advantages([group])
         return pd.DataFrame(group.rows())
@@ -253,49 +256,42 @@ class GRPOTrainer:
         if early := early_group(self, state, visit):
             return early
         start = time.perf_counter()
-        prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
-        prefix = self._read_prompt(prompt) if graph and self._reuses_prompts else None
-        sampled = self._sample(prompt, state, visit, range(self.settings.group_size), prefix)
+        asked = self._asked(state, visit)
+        prefix = self._read_prompt(asked.prompt) if graph and self._reuses_prompts else None
+        sampled = self.engine.sample(asked, prefix)
         texts = [decode(self.tokenizer, ids) for ids in sampled.rows()]
         clock["sampling"] += time.perf_counter() - start
-        return Group(state, visit, prompt, sampled, texts, [], prefix=prefix)
+        off_policy = self.engine.off_policy
+        return Group(
+            state, visit, asked.prompt, sampled, texts, [], prefix=prefix, off_policy=off_policy
+        )
+
+    def _asked(self, state: Any, visit: int, which: range | None = None) -> Asked:
+        prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
+        return Asked(prompt, state.state_id, visit, which or range(self.settings.group_size))
+
+    def _announce(self, mine: Sequence[tuple[Any, int]], clock: dict[str, float]) -> None:
+        """Publish the weights, and let a foreign engine sample the groups of a step together."""
+        start = time.perf_counter()
+        self.engine.publish()
+        if self.engine.off_policy:
+            self.engine.ask([self._asked(*one) for one in mine if not early_group(self, *one)])
+        clock["sampling"] += time.perf_counter() - start
 
     @property
     def _reuses_prompts(self) -> bool:
-        return self.settings.reuse_prompt_graph == "auto" and shares_graphs(self.model)
+        auto = self.settings.reuse_prompt_graph == "auto" and not self.engine.off_policy
+        return auto and shares_graphs(self.model)
 
     def _read_prompt(self, prompt: list[int]) -> PromptCache | None:
         with without_dropout(self.model):
             return read_prompts(self.model, [prompt])
 
-    def _sample(
-        self,
-        prompt: list[int],
-        state: Any,
-        visit: int,
-        which: range,
-        prefix: PromptCache | None = None,
-    ) -> SampledActions:
-        settings = self.settings
-        uniforms = uniform_numbers(
-            self.config.seed, state.state_id, visit, settings.group_size, settings.max_new_tokens
-        )
-        return sample_actions(
-            self.model,
-            [prompt],
-            len(which),
-            settings.max_new_tokens,
-            end_ids=self.ends,
-            temperature=settings.temperature,
-            uniforms=uniforms[which.start : which.stop],
-            prefix=prefix,
-        )
-
     def _sample_action(self, state: Any, k: int = 0) -> list[int]:
         """The token ids of the group's k-th action, sampled by itself at the state's next visit."""
-        prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
         visit = self.progress.visits.get(state.state_id, 0)
-        return self._sample(prompt, state, visit, range(k, k + 1)).rows()[0]
+        self.engine.publish()
+        return self.engine.sample(self._asked(state, visit, range(k, k + 1))).rows()[0]
 
     def _compute_log_probs(self, state: Any, action: Sequence[int]) -> Tensor:
         """(C,) log-probabilities of one action's token ids under the policy, with a graph."""
@@ -359,6 +355,9 @@ class GRPOTrainer:
         sample; of all others none."""
         if not group.off_policy:
             return None
+        if self.engine.off_policy and not self._compared:
+            check_sampler(group, self.config.rollout.engine)
+            self._compared = True
         level, cap = self.settings.importance_level, self.config.rollout.importance_cap
         return importance_weights(group.old_logp, group.sampled.logprobs, mask, level, cap)
 
@@ -452,6 +451,7 @@ class GRPOTrainer:
     def load_checkpoint(self) -> int:
         """Go on from the run's newest whole checkpoint; returns its step (0: none)."""
         step = restore_trainer(self)
+        self.engine.forget()
         self._half_done = False
         return step
 
