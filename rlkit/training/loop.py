@@ -24,6 +24,7 @@ from rlkit.run import Run
 from rlkit.training import alarms, fingerprint, stopping
 from rlkit.training.adapters import load_lora_checkpoint
 from rlkit.training.dev import dev_evaluation, sft_evaluation
+from rlkit.training.engines import check_engine
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.launcher import check_launcher, launched_dtype
 from rlkit.training.models import resolve_base_model
@@ -54,6 +55,8 @@ def train_run(
     """
     with _at_work(config, log) as (ranks, run, log):
         with ranks.main_first():
+            if run.status()["state"] != "finished":
+                check_engine(config)  # before a warm start is made in vain
             task = prepare_data(config, run, log)  # 1 data, and 3 the environment inside the task
         model, tokenizer = prepare_model(config, run, task, log, ranks)  # 2, with its warm start
         trainer = GRPOTrainer(config, task, model, tokenizer, run, log=log, ranks=ranks)
