@@ -91,11 +91,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--force", action="store_true", help="GRPO also below answers.sft_accuracy_threshold"
     )
 
-    serve = commands.add_parser("serve", help="serve a small chat model, with no GPU")
-    serve.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct")
+    serve = commands.add_parser(
+        "serve", help="serve a model: a merged one, a base and its adapter, or a GGUF file"
+    )
+    serve.add_argument(
+        "--model", metavar="M", help="folder, hub id or .gguf file; default: RLKIT_MODEL, else "
+        "SmolLM2-135M-Instruct by llama.cpp",
+    )  # fmt: skip
+    serve.add_argument("--adapter", metavar="DIR", help="an adapter that is put on the model")
+    serve.add_argument("--host", help="default: 127.0.0.1; others need RLKIT_API_KEY to be set")
     serve.add_argument("--port", type=int, default=8000, metavar="P", help="0: any that is free")
-    serve.add_argument("--context", type=int, default=4096, metavar="N", help="tokens a request")
-    serve.add_argument("--parallel", type=int, default=2, metavar="N", help="requests at once")
+    serve.add_argument("--context", type=int, metavar="N", help="tokens a request (4096)")
+    serve.add_argument(
+        "--parallel", type=int, metavar="N", help="requests at once (8; of a GGUF file 2)"
+    )
     serve.set_defaults(handler=_serve)
 
     report = commands.add_parser("report", help="write the HTML report of one run, or of several")
@@ -390,12 +399,22 @@ def _pipeline(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    model = options.model or os.environ.get("RLKIT_MODEL")
+    limits = {"context": options.context, "parallel": options.parallel}
+    if model and not model.endswith(".gguf") and not Path(model).is_file():
+        from rlkit.deploy.serve import serve as serve_folder
+
+        serve_folder(
+            options.host or "127.0.0.1", options.port, lambda line: print(line, flush=True),
+            model=options.model, adapter=options.adapter, **limits,
+        )  # fmt: skip
+        return
+    if options.adapter or options.host:
+        raise ConfigError("--adapter and --host are for a model's folder; give it as --model.")
     from rlkit.deploy.llama_server import serve
 
-    serve(
-        options.model, port=options.port, context=options.context, parallel=options.parallel,
-        log=lambda line: print(line, flush=True),
-    )  # fmt: skip
+    limits = {name: value for name, value in limits.items() if value is not None}
+    serve(model, port=options.port, log=lambda line: print(line, flush=True), **limits)
 
 
 def _report(options: argparse.Namespace) -> None:

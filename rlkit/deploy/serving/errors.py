@@ -1,4 +1,5 @@
-"""What a client is told when there is no answer: one shape for all paths, OpenAI's."""
+"""What a client is told when there is no answer: one shape for all paths, OpenAI's. What a client
+sent is not sent back, but for the names of fields."""
 
 from __future__ import annotations
 
@@ -27,6 +28,22 @@ class ErrorDetail(BaseModel):
 
 class ErrorBody(BaseModel):
     error: ErrorDetail
+
+
+# of the requests to a model, for the OpenAPI document
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The body is no JSON."},
+    401: {"model": ErrorBody, "description": "The token is missing or wrong."},
+    403: {"model": ErrorBody, "description": "The server has no token, and answers this machine."},
+    404: {"model": ErrorBody, "description": "Another model is served."},
+    408: {"model": ErrorBody, "description": "The body took too long to arrive."},
+    413: {"model": ErrorBody, "description": "The body is too large."},
+    422: {"model": ErrorBody, "description": "`param` names the field that is at fault."},
+    429: {"model": ErrorBody, "description": "No place is free; `Retry-After` says when to ask."},
+    500: {"model": ErrorBody, "description": "The model failed."},
+    503: {"model": ErrorBody, "description": "No place became free in time, or it is stopping."},
+    504: {"model": ErrorBody, "description": "The answer was not finished in time."},
+}
 
 
 class ServeError(Exception):
@@ -63,7 +80,7 @@ class ServeError(Exception):
 
 
 def install(app: FastAPI) -> None:
-    """Every error of an application in this shape; values that were sent are not sent back."""
+    """Every error of an application in this shape."""
 
     @app.exception_handler(ServeError)
     async def ours(request: Request, error: ServeError) -> JSONResponse:
@@ -78,13 +95,15 @@ def install(app: FastAPI) -> None:
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             message = "this field is unknown or not supported; leave it out"
+        if first["type"] == "literal_error":
+            message += "; other values are not supported"
         if first["type"] == "string_unicode":
             message = "the text holds half of a surrogate pair, which is no character"
         return ServeError(422, f"{field}: {message.rstrip('.')}.", param=field).response()
 
     @app.exception_handler(HTTPException)
     async def of_the_framework(request: Request, error: HTTPException) -> JSONResponse:
-        said = _SAID.get(error.status_code, f"{str(error.detail).rstrip('.')}.")
+        said = _SAID.get(error.status_code, "the request cannot be read; send a JSON object.")
         answer = ServeError(error.status_code, said).response()
         answer.headers.update(error.headers or {})
         return answer

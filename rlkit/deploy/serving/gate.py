@@ -1,11 +1,14 @@
-"""The door of the server, before anything is read: token, shutdown, places, and a body's size."""
+"""The door of the server, before anything is read: who may ask, places, and a body's size."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import time
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,30 +17,28 @@ from rlkit.deploy.serving.metrics import ServerMetrics
 from rlkit.deploy.serving.settings import ServerSettings
 
 COSTLY = ("/generate", "/v1/chat/completions")  # these ask the model
-OPEN = ("/health", "/ready")  # these need no token: they tell nothing
-_KNOWN = (*COSTLY, *OPEN, "/metrics", "/openapi.json", "/v1/models")
+HEALTH = "/health"  # answered to all: it tells nothing
+JOBS = "rlkit.jobs"  # of a request's scope: the jobs that are given up when its place is
+_KNOWN = (*COSTLY, HEALTH, "/metrics", "/openapi.json", "/v1/models")
 _BODY_TIMEOUT = 30.0  # seconds that a body may take to arrive
 _REFUSED_TIMEOUT = 2.0  # seconds for which the body of a refused request is read and thrown away
 
 
-class Door:
-    """What the gate and the rest of a server share: whether it is being stopped, and how many
-    requests to the model are inside."""
-
-    def __init__(self) -> None:
-        self.draining = False
-        self.inside = 0
-        self.wait_seconds = lambda: 1
-
-
 class Gate:
     """ASGI middleware. A place is held from a request's head to its answer's end, so that bodies,
-    tokenizing and slow readers count as well; whoever finds none gets 429 at once."""
+    tokenizing and slow readers count as well; whoever finds none gets 429 at once. Whatever ends a
+    request, a client that goes away too, ends its jobs."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, door: Door, metrics: ServerMetrics
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        wait_seconds: Callable[[], int],
     ) -> None:
-        self.app, self.settings, self.door, self.metrics = app, settings, door, metrics
+        """`wait_seconds` tells when one who found no place should ask again."""
+        self.app, self.settings, self.metrics = app, settings, metrics
+        self._wait_seconds, self._inside = wait_seconds, 0
         key = settings.api_key
         self._expected = None if key is None else b"Bearer " + key.get_secret_value().encode()
         self._longest = (
@@ -63,7 +64,8 @@ class Gate:
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check_token(scope)
+            if scope["path"] != HEALTH:
+                self._check_asker(scope)
             if scope["path"] not in COSTLY or scope["method"] != "POST":
                 return await self.app(scope, receive, send)
             self._check_place()
@@ -71,14 +73,17 @@ class Gate:
         except ServeError as refusal:
             await _throw_away(receive)
             return await refusal.response()(scope, receive, send)
-        self.door.inside += 1
+        self._inside += 1
+        jobs = scope[JOBS] = []
         try:
             async with asyncio.timeout(self._longest):
                 await self._with_body(scope, receive, send)
         except TimeoutError:  # its answer is not read; what is left of it is cut off
             pass
         finally:
-            self.door.inside -= 1
+            self._inside -= 1
+            for job in jobs:
+                job.gone = True
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -112,11 +117,17 @@ class Gate:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    def _check_token(self, scope: Scope) -> None:
-        if self._expected is None or scope["path"] in OPEN:
+    def _check_asker(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        if self._expected is None:
+            host = headers.get(b"host", b"localhost").decode("latin-1")
+            if not (_is_local(scope.get("server")) and _names_this_machine(host)):
+                raise ServeError(
+                    403, "this server has no token, and so answers this machine alone, as localhost"
+                    " or 127.0.0.1; set RLKIT_API_KEY where it runs to open it to others.",
+                )  # fmt: skip
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, token = given.partition(b" ")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if not hmac.compare_digest(scheme.title() + b" " + token.strip(), self._expected):
             raise ServeError(
                 401, "the token is missing or wrong; send it as `Authorization: Bearer TOKEN`.",
@@ -124,15 +135,11 @@ class Gate:
             )  # fmt: skip
 
     def _check_place(self) -> None:
-        if self.door.draining:
-            raise ServeError(
-                503, "the server is being stopped; ask again later, or another one.", retry_after=5
-            )
         most = self.settings.parallel + self.settings.queue
-        if self.door.inside >= most:
+        if self._inside >= most:
             raise ServeError(
                 429, f"{most} requests are answered or waiting already; ask again later.",
-                code="queue_full", retry_after=self.door.wait_seconds(),
+                code="queue_full", retry_after=self._wait_seconds(),
             )  # fmt: skip
 
     def _check_size(self, size: int) -> None:
@@ -140,6 +147,27 @@ class Gate:
             raise ServeError(
                 413, f"the body is larger than {self.settings.max_body} bytes; send less text."
             )
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_local(server: tuple[str, int | None] | None) -> bool:
+    """Whether a request came to an address of this machine alone, or to a socket of its files."""
+    return server is None or server[1] is None or is_loopback(server[0])
+
+
+def _names_this_machine(host: str) -> bool:
+    """A page of the web that has its own name point here (DNS rebinding) sends that name."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return name == "localhost" or is_loopback(name)
 
 
 def _length(scope: Scope) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import peft
+import torch
 import transformers
 from torch import nn
 
@@ -22,7 +23,7 @@ from rlkit.training.adapters import check_adapter
 from rlkit.training.fingerprint import check_base
 from rlkit.training.policy import load_base_model
 from rlkit.training.precision import choose_precision
-from rlkit.training.prefix import longest_text
+from rlkit.training.prefix import longest_text, read_prompts
 from rlkit.training.text import end_ids
 
 Clues = Callable[[str], list[str]]
@@ -59,13 +60,16 @@ def load_model(settings: ServerSettings, log: Callable[[str], None] = print) -> 
 def served(
     model: nn.Module, tokenizer: Any, settings: ServerSettings, name: str = "model"
 ) -> ServedModel:
-    """A model that is loaded already."""
+    """A model that is loaded already. Raises ModelError where its layers are not supported."""
     limit = longest_text(model.config)
+    ends = end_ids(model, tokenizer)
+    with torch.no_grad():
+        read_prompts(model, [tokenizer("a")["input_ids"][:1] + [ends[0]]])
     return ServedModel(
         settings.name or name,
         model.eval().requires_grad_(False),
         tokenizer,
-        end_ids(model, tokenizer),
+        ends,
         min(settings.context, limit or settings.context),
         max(map(len, tokenizer.get_vocab())),
         _clues(settings),

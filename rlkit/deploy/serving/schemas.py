@@ -12,6 +12,7 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Zero = Annotated[float, Field(ge=0.0, le=0.0)]
 Stops = Annotated[list[Text], Field(max_length=16)]
 
 
@@ -90,8 +91,8 @@ class ChatRequest(_Asked):
     chat_template_kwargs: TemplateOptions | None = None
     # taken where they ask for nothing
     response_format: ResponseFormat | None = None
-    presence_penalty: Literal[0, 0.0] | None = None
-    frequency_penalty: Literal[0, 0.0] | None = None
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
     # taken, since they do not touch the answer
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -143,6 +144,30 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(BaseModel):
+    index: Literal[0] = 0
+    delta: Delta
+    finish_reason: Literal["stop", "length"] | None = None
+    logprobs: Logprobs | None = None
+
+
+class ChatChunk(BaseModel):
+    """One event of a stream. The last one before `[DONE]` has no choice, but the usage, where
+    `stream_options.include_usage` asks for it."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
 class ModelCard(BaseModel):
     id: str
     object: Literal["model"] = "model"
@@ -157,4 +182,4 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "draining", "failed"]
+    status: Literal["ok", "failed"]

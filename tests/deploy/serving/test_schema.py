@@ -1,0 +1,44 @@
+"""The OpenAPI document is kept: schemathesis sends what it allows and what it forbids."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+OPERATIONS = [
+    ("POST", "/generate"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+]
+QUIET = settings(
+    max_examples=30, deadline=None, database=None, derandomize=True,
+    phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def schema(live):
+    return schemathesis.openapi.from_url(f"{live.url}/openapi.json")
+
+
+def test_every_path_is_here(schema):
+    found = [r.ok() for r in schema.get_all_operations()]
+    assert {(o.method.upper(), o.path) for o in found} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_answers_are_those_of_the_document(schema, method, path, mode):
+    if method == "GET" and mode is GenerationMode.NEGATIVE:
+        pytest.skip("nothing can be sent that would be wrong")
+
+    @QUIET
+    @given(case=schema[path][method].as_strategy(generation_mode=mode))
+    def answered(case):
+        case.call_and_validate()
+
+    answered()
