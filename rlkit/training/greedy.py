@@ -27,7 +27,9 @@ def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | 
     if sharding.of(trainer.model):
         most = math.ceil(len(states) / trainer.ranks.size)
         together = mine + list(states[:1]) * (most - len(mine))
-    everyone = trainer.ranks.gather_all(_greedy(trainer, together, names, len(mine)))
+    with trainer.ranks.telling():
+        ours = _greedy(trainer, together, names, len(mine))
+    everyone = trainer.ranks.gather_all(ours)
     scores = [score for one in everyone for score in one[0]]
     kl, tokens = (sum(one[i] for one in everyone) for i in (1, 2))
     parts = {name: mean([components[name] for _, components in scores]) for name in names}

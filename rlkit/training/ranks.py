@@ -145,6 +145,18 @@ class Ranks:
             said = re.sub(r"^\[\S+\] ?", "", str(error).strip()).splitlines()[0][:120]
             raise self._failure(REASON_SECONDS) or JobError(f"{_ENDED} ({said})") from error
 
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Where others' code calls collectives (a divided model's does): what breaks off because
+        another process is gone is told as that process' failure, if it left a reason."""
+        try:
+            yield
+        except RuntimeError as error:
+            found = None if self.alone else self._failure(REASON_SECONDS)
+            if found is None:
+                raise
+            raise found from error
+
     def report(self, error: BaseException) -> bool:
         """Leave the reason why this process fails to the others, of whom main says it; whether that
         could be done. Call it while the error is handled."""

@@ -16,6 +16,7 @@ as often, and backward as often (`Sharding.any`, `Sharding.all`); shapes may dif
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,7 @@ def import_deepspeed() -> Any:
             "'rlkit[distributed]', or take params/accelerate/fsdp.yaml."
         ) from error
     deepspeed.utils.logger.setLevel("WARNING")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     return deepspeed
 
 

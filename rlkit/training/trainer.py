@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,8 @@ class GRPOTrainer:
         some visits counted, and nothing may be built on them."""
         self._refuse_half_done()
         self._half_done = True
-        yield
+        with self.ranks.telling() if sharding.of(self.model) else nullcontext():
+            yield
         self._half_done = False
 
     def _refuse_half_done(self) -> None:
