@@ -7,7 +7,8 @@ Memory, in bytes, at the largest moment of a step (one group at a time, its prom
                  the copy before training, 4 for a reference where there is one; of all weights 4
                  for the copy that is the reference, where grpo.kl_penalty is above 0
     activations  (P + K C) tokens x layers x [s (2 I + 4 E + 4 Q) + 4 (2 E + 2 Q)]; with gradient
-                 checkpointing s E a layer, and one layer whole
+                 checkpointing s E a layer, and one layer whole; with rollout.overlap P more, where
+                 the next group's prompt has its graph
     cache        (P + K C) tokens x layers x keys and values x s, of sampling
     logits       128 rows (or 2^20 numbers) x vocabulary x 4, three times
     libraries    0.6 GiB
@@ -235,5 +236,11 @@ def _tokens(shape: Shape, config: Any) -> tuple[int, int]:
     prompt = min(prompt, shape.context or prompt)
     action = config.grpo.max_new_tokens
     group = prompt + config.grpo.group_size * action
+    two_graphs = (
+        config.rollout.overlap != "none"
+        and config.grpo.reuse_prompt_graph == "auto"
+        and not config.training.gradient_checkpointing
+    )
+    row = group + prompt if two_graphs else group
     sft = min(SFT_ROW, config.sft.batch_size * (prompt + action))
-    return group, max(group, sft) if config.model.init_adapter == "auto" else group
+    return group, max(row, sft) if config.model.init_adapter == "auto" else row
