@@ -165,6 +165,18 @@ def test_three_steps_are_those_of_the_plain_run(
     divided = name.startswith(("zero3", "fsdp"))
     whole = sum(parameter.numel() for parameter in base.parameters())
     assert (two["numbers"] < 0.8 * whole) == divided  # what one process holds of the base
+    share = two["moments"] / two["before"].numel()
+    assert share == 1 if name.startswith("fsdp") else 0.5 <= share < 0.6  # with some padding
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_under_a_divided_base_ends_the_job_with_its_reason(
+    root, tmp_path, capfd
+):
+    with pytest.raises(subprocess.CalledProcessError):
+        _launch(root, FSDP, tmp_path, "debug", "fails")
+    said = capfd.readouterr().err
+    assert "JobError: rank 1 failed: ValueError: the judge is gone" in said
 
 
 def _adapter(model) -> torch.Tensor:
@@ -232,6 +244,7 @@ def main(folder: Path, base: str, workload: str) -> None:
                 "scored": scored,
                 "base": whole.model.get_base_model().config._name_or_path,
                 "numbers": _numbers_here(whole.model),
+                "moments": _moments_here(whole.optimizer),
             }
             torch.save(kept, folder / "seen.pt")
 
@@ -243,13 +256,23 @@ def _numbers_here(model) -> int:
     return sum(tensor.numel() for tensor in local)
 
 
+def _moments_here(optimizer) -> int:
+    """Of how many numbers this process holds the moments."""
+    state = getattr(optimizer, "_parts", optimizer).state
+    return sum(moments["exp_avg"].numel() for moments in state.values())
+
+
 def _one_step(trainer: GRPOTrainer, number: int) -> None:
     states, size = trainer.task.states("train"), trainer.ranks.size
     trainer.training_step(state_order(states, 7, number * size, size))
 
 
+def _gone(state, texts) -> None:
+    raise ValueError("the judge is gone")
+
+
 def _trainer(folder: Path, name: str, base: str, workload: str, ranks) -> GRPOTrainer:
-    tied = workload == "tied"
+    tied = workload != "untied"
     changes = {"kl_penalty": 0.1} if tied else {"kl_penalty": 0.0, "num_iterations": 2}
     config = tiny_config(folder, **changes)
     config = config.with_overrides(f"run_name={name}", "training.gradient_accumulation_steps=1")
@@ -274,6 +297,8 @@ def _trainer(folder: Path, name: str, base: str, workload: str, ranks) -> GRPOTr
             type(one)(0.0 if state.state_id in ("s1", "s3", "s5") else one.reward, one.components)
             for one in score(state, texts)
         ]
+    if workload == "fails" and not ranks.is_main:
+        task.score = _gone
     run = Run.open(config, create=ranks.is_main) if ranks.is_main else None
     ranks.barrier()
     run = run or Run.open(config, create=False)
