@@ -208,6 +208,8 @@ class Queue:
             spent, note = record["seconds"] / 3600, record.get("reason") or ""
             if state == "waiting":
                 note = f"needs {', '.join(self.lacking(part)[:3])}"
+            elif state != DONE and self._busy(part):
+                state = "busy"
             left += 0.0 if state == DONE else max(expected - spent, 0.0)
             lines.append(f"{part.name:<34} {state:<8} {spent:>8.2f} {expected:>11.2f}  {note}")
         return "\n".join([*lines, f"left: about {left:.1f} hours, one process at a time"])

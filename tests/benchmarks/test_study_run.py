@@ -17,7 +17,9 @@ import pytest
 from benchmarks.study.ledger import Ledger
 from benchmarks.study.parts import ROOT, Part
 from benchmarks.study.run import Queue
+from rlkit.config import RunConfig
 from rlkit.errors import RunError
+from rlkit.run import Run
 
 
 def queue(output: Path, code: dict[str, str], after: dict[str, tuple[str, ...]] | None = None):
@@ -48,6 +50,17 @@ def test_what_failed_is_tried_again_twice_and_then_only_when_asked(tmp_path):
     assert (tmp_path / "tries").read_text() == "xxx"
     q.run(["a"], retry=True)
     assert (tmp_path / "tries").read_text() == "xxxx"
+
+
+def test_a_run_that_somebody_else_works_at_is_passed_over(tmp_path):
+    q = queue(tmp_path, {"a": "1"})
+    (tmp_path / "a").mkdir()
+    with Run(RunConfig(), tmp_path / "a").lock():
+        assert q.run(["a"]) == 0
+        assert q.text(["a"]).splitlines()[1].split()[:2] == ["a", "busy"]
+    assert q.record(q.parts["a"])["tries"] == 0
+    q.run(["a"])
+    assert states(q) == {"a": "done"}
 
 
 SLOW = """
