@@ -11,7 +11,7 @@ import pytest
 from rlkit.errors import ConfigError, ModelError, RunError
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
-from rlkit.training.loop import prepare_model, train, warm_start
+from rlkit.training.loop import _run_of_main, prepare_model, train, warm_start
 from tests.training.conftest import LetterTask, tiny_base, tiny_config, tiny_trainer, with_lora
 
 
@@ -24,6 +24,14 @@ def test_a_tracker_that_is_not_installed_is_said_before_the_run_is_called_runnin
     with pytest.raises(ConfigError, match="wandb is not installed"):
         train(trainer)
     assert trainer.run.status()["state"] == "new"
+
+
+def test_a_machine_that_does_not_see_the_mains_folder_is_told_what_to_do(tmp_path):
+    config = tiny_config(tmp_path)
+    with pytest.raises(RunError, match="tiny, which this machine does not see; put output_root"):
+        _run_of_main(config)
+    opened = Run.open(config)
+    assert _run_of_main(config).folder == opened.folder
 
 
 @pytest.mark.parametrize("mistake", ["other base", "no weights", "no folder"])

@@ -68,7 +68,7 @@ DEEDS = {
     "refuse": _refuse,
     "interrupt": _interrupt,
     "terminate": _terminate,
-    "kill all": _kill_all,
+    "kill-all": _kill_all,
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 
@@ -229,14 +229,14 @@ def weights(folder: Path) -> torch.Tensor:
 def test_however_two_processes_end_the_same_command_goes_on_bitwise(root, two, tmp_path):
     deeds = {
         "raise": (1, 1), "interrupt": (1, 2), "refuse": (1, 3), "terminate": (0, 4),
-        "kill all": (0, 5), "die": (1, 6),
+        "kill-all": (0, 5), "die": (1, 6),
     }  # fmt: skip
     given = {"arguments": arguments(tmp_path), "size": 2}
     tries = [given | {"at": [*place, deed]} for deed, place in deeds.items()]
     ended = attempt(root, *tries, given | {"at": [0, 7, "die"]}, given)
     codes = dict(zip([*deeds, "main dies", "end"], (code for code, _ in ended), strict=True))
-    assert codes["end"] == 0 and codes["kill all"] == -signal.SIGKILL
-    assert all(code == 1 for deed, code in codes.items() if deed not in ("end", "kill all"))
+    assert codes["end"] == 0 and codes["kill-all"] == -signal.SIGKILL
+    assert all(code == 1 for deed, code in codes.items() if deed not in ("end", "kill-all"))
     said = dict(zip([*deeds, "main dies", "end"], (text for _, text in ended), strict=True))
     assert said["raise"].count("error: rank 1 failed: ValueError: a bug in the reward\n") == 1
     told = "error: rank 1 failed: DataError: a sentence for the user.\n"
@@ -253,7 +253,7 @@ def test_the_status_says_why_the_job_ended(root, tmp_path):
         "die": ("failed", "another process of the job ended"),
         "interrupt": ("stopped", ""),
         "terminate": ("failed", "or the job was ended from outside"),
-        "kill all": ("interrupted", ""),  # nobody was left to say it
+        "kill-all": ("interrupted", ""),  # nobody was left to say it
     }
     run = {"size": 2}
     attempt(
