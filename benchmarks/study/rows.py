@@ -65,7 +65,7 @@ class Rows:
         config = RunConfig.from_sections(search=search.model_dump())
         self.defaults = RewardCalculator(config.reward, search.max_clues, search.top_k)
         self._states: dict[str, list[str]] = {}
-        self.evaluation = cache(self._load)
+        self.evaluation, self.actions = cache(self._load), cache(self._actions)
 
     def _load(self, split: str, name: str) -> Evaluation | None:
         """The evaluation `rows/<split>-<name>.json`; None where it is not there. Raises DataError
@@ -79,7 +79,7 @@ class Rows:
             raise DataError(f"{path} has other states than the rows beside it; evaluate it anew.")
         return found
 
-    def actions(
+    def _actions(
         self, split: str, name: str, policy: str, greedy: bool = False
     ) -> pd.DataFrame | None:
         """One row an action of a policy, with all that is measured of it; None without any."""

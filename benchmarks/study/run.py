@@ -251,11 +251,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="show every part, and run nothing")
     add("--commands", action="store_true", help="print every part's command, and run nothing")
     add("--only", nargs="+", metavar="PATTERN", help="parts, such as 'grpo/*' or '*7'")
-    add("--until", metavar="HH:MM", help="stop then, local time")
+    add("--until", type=_time_of_day, metavar="HH:MM", help="stop then, local time")
     add("--hours", type=float, metavar="H", help="stop after so many")
     add("--retry", action="store_true", help="also what failed three times")
     add("--plan", type=Path, default=PLAN, help="another queue.yaml")
     return parser
+
+
+def _time_of_day(text: str) -> datetime.time:
+    return datetime.datetime.strptime(text, "%H:%M").time()
 
 
 def _deadline(options: argparse.Namespace) -> float | None:
@@ -264,8 +268,7 @@ def _deadline(options: argparse.Namespace) -> float | None:
     if options.until is None:
         return None
     now = datetime.datetime.now()
-    at = datetime.datetime.strptime(options.until, "%H:%M")
-    then = now.replace(hour=at.hour, minute=at.minute, second=0, microsecond=0)
+    then = datetime.datetime.combine(now, options.until)
     return (then if then > now else then + datetime.timedelta(days=1)).timestamp()
 
 
@@ -281,4 +284,7 @@ def _now() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except RlkitError as error:
+        sys.exit(f"error: {error}")

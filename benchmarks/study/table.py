@@ -96,16 +96,18 @@ def study(output: Path, plan_path: Path = PLAN) -> dict[str, Any]:
         "hotpotqa": further["hotpotqa"],
         "trl": trl["figures"],
         "ablations": ablations(rows, found.values()),
-        "failed": [
-            {"part": part.name, **{k: queue.record(part).get(k) for k in ("tries", "reason")}}
-            for part in found.values()
-            if queue.state(part) == FAILED
-        ],
+        "failed": [_failure(queue, p) for p in found.values() if queue.state(p) == FAILED],
         "test opened": [
             {k: line[k] for k in ("row", "what", "time", "recipe") if k in line}
             for line in Ledger(output).lines()
         ],
     }
+
+
+def _failure(queue: Queue, part: Part) -> dict[str, Any]:
+    record = queue.record(part)
+    reason = record["reason"].replace(str(queue.output.absolute()), "OUT")
+    return {"part": part.name, "tries": record["tries"], "reason": reason}
 
 
 def policies(rows: Rows, split: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,10 @@ def write(
     )
 
 
-@pytest.fixture
-def output(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
     """Three seeds. Warm start: nothing but in q2. GRPO: q1 by half, and in seed 9 also q3."""
+    place = tmp_path_factory.mktemp("study")
     nothing = {state: (0.0, [0.0, 0.0]) for state in STATES}
     for seed in SEEDS:
         warm = nothing | {"q2/1": (1.0, [1.0, 0.0])}
@@ -67,14 +69,19 @@ def output(tmp_path) -> Path:
             "raw_question": dict.fromkeys(STATES, 0.0) | {"q1/1": 0.5},
             "oracle": dict.fromkeys(STATES, 1.0),
         }
-        write(tmp_path, f"test-sft-{seed}", {"warm_start": warm} | (others if seed == 7 else {}))
+        write(place, f"test-sft-{seed}", {"warm_start": warm} | (others if seed == 7 else {}))
         tuned = nothing | {
             "q1/1": (0.0, [1.0, 1.0]),
             "q2/1": (1.0, [1.0, 1.0]),
             "q3/1": (0.0, [0.5, 1.0] if seed == 9 else [0.0, 0.0]),
         }
-        write(tmp_path, f"test-grpo-{seed}", {"tuned": tuned})
-    return tmp_path
+        write(place, f"test-grpo-{seed}", {"tuned": tuned})
+    return place
+
+
+@pytest.fixture
+def output(made, tmp_path) -> Path:
+    return shutil.copytree(made, tmp_path / "output")
 
 
 def test_a_value_is_the_mean_of_samples_then_of_states_then_of_questions(output):
