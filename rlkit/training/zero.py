@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlkit.errors import ModelError
 from rlkit.training.estimate import MAX_LIVE
 from rlkit.training.sharding import Strategy, import_deepspeed
 
@@ -26,12 +27,20 @@ def initialize(
     offload_moments: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """DeepSpeed's engine around a module, on the process group that is there: collective."""
+    """DeepSpeed's engine around a module, on the process group that is there: collective.
+
+    Raises ModelError where it does not compute in the module's dtype.
+    """
     deepspeed = import_deepspeed()
     on_cpu = deepspeed.get_accelerator().device_name() == "cpu"
     deepspeed.init_distributed(
         "gloo" if on_cpu else "nccl", auto_mpi_discovery=False, verbose=False
     )
+    if on_cpu and dtype == torch.float16:
+        raise ModelError(
+            "DeepSpeed has no float16 on a CPU; set model.dtype to bfloat16 or float32, or take "
+            "params/accelerate/fsdp.yaml."
+        )
     bucket = min(BUCKET, max(sum(p.numel() for p in module.parameters()), 1))
     zero: dict[str, Any] = {
         "stage": stage,

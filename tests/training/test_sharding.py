@@ -45,7 +45,7 @@ CASES = [
     ("fsdp", FSDP, "tied"),
     ("zero2-offload", ZERO2 | OFFLOAD, "untied"),
     ("zero3-offload", ZERO3 | OFFLOAD, "untied"),
-    ("fsdp-untied", FSDP | {"FSDP_RESHARD_AFTER_FORWARD": "true"}, "untied"),
+    ("fsdp-offload", FSDP | {"FSDP_OFFLOAD_PARAMS": "true"}, "untied"),
 ]
 
 
