@@ -7,6 +7,7 @@ is the program of the test with two processes."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -22,7 +23,9 @@ import torch
 from rlkit.errors import AgentError
 from rlkit.run import Run
 from rlkit.training import overlap, trainer
+from rlkit.training.estimate import memory_terms, shape_of
 from rlkit.training.loop import train, train_run
+from rlkit.training.precision import Precision
 from rlkit.training.ranks import joined
 from tests.agents.fault_server import Answer, FaultServer
 from tests.training.conftest import LetterTask, tiny_base, tiny_config, tiny_trainer, with_lora
@@ -133,6 +136,18 @@ def test_at_most_two_groups_hold_graphs_of_their_prompts(tmp_path, mode, monkeyp
     for _ in range(3):
         ours.training_step(states[:4], states[:4])
     assert most == 2
+
+
+def test_the_estimate_of_memory_counts_the_second_prompt_where_it_has_a_graph(tmp_path):
+    shape = shape_of(tiny_base(), tiny_config(tmp_path).lora)
+    sizes = []
+    for mode, reuse in (("none", "auto"), ("ahead", "never"), ("ahead", "auto")):
+        settings = overlapping(tmp_path, mode, reuse_prompt_graph=reuse)
+        precision = Precision("cpu", torch.float32, False, "")
+        sizes.append(memory_terms(shape, settings, precision)["activations"])
+    prompt = min(settings.executor.max_prompt_tokens, shape.context)
+    tokens = prompt + settings.grpo.group_size * settings.grpo.max_new_tokens
+    assert sizes[1] == sizes[0] and sizes[2] * tokens == sizes[0] * (tokens + prompt)
 
 
 # ---- across an update
@@ -281,7 +296,7 @@ def test_a_run_of_three_steps_that_is_given_three_more_is_one_of_six(tmp_path):
 
 def test_what_the_judge_raises_ends_the_work_and_the_run_goes_on_bitwise(tmp_path):
     whole, broken = (tiny_trainer(overlapping(tmp_path / name, "ahead")) for name in "ab")
-    scores = iter(range(100))
+    scores = itertools.count()
 
     def score(state, completions):
         if next(scores) == 9:  # 2 a step, and 2 on dev before the first
@@ -301,22 +316,26 @@ def test_what_the_judge_raises_ends_the_work_and_the_run_goes_on_bitwise(tmp_pat
     assert_same_run(whole.run.folder, broken.run.folder)
 
 
-def test_what_fails_beside_the_judge_leaves_no_thread(tmp_path):
+@pytest.mark.parametrize(("name", "call"), [("_pass", 1), ("_sampled", 2), ("_sampled", 3)])
+def test_what_fails_beside_the_judge_leaves_no_thread(tmp_path, monkeypatch, name, call):
     ours = tiny_trainer(overlapping(tmp_path, "ahead"), run=False)
+    done, calls = getattr(ours, name), itertools.count(1)
+
+    def failing(*arguments, **named):
+        if next(calls) == call:
+            raise OSError("no memory")
+        return done(*arguments, **named)
+
+    monkeypatch.setattr(ours, name, failing)
     states = ours.task.states("train")
-    for name in ("_pass", "_sample"):
-        kept = getattr(ours, name)
-        setattr(ours, name, lambda *a, **k: (_ for _ in ()).throw(OSError("no memory")))
-        with pytest.raises(OSError, match="no memory"):
-            ours.training_step(states[:2], states[2:4])
-        setattr(ours, name, kept)
-        assert no_judge_is_left()
-        ours._half_done = False
+    with pytest.raises(OSError, match="no memory"):
+        ours.training_step(states[:2], states[2:4])
+    assert no_judge_is_left()
 
 
 def test_an_interrupt_while_the_judge_is_waited_for_ends_after_the_step(tmp_path):
     whole, stopped = (tiny_trainer(overlapping(tmp_path / name, "ahead")) for name in "ab")
-    scores = iter(range(100))
+    scores = itertools.count()
 
     def score(state, completions):
         if next(scores) == 7:
