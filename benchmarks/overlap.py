@@ -3,15 +3,16 @@
     python benchmarks/overlap.py
 
 trains the 16M Qwen3 of grpo_step.py against a judge, in a process of its own, that takes 100 ms a
-batch of four documents; the eight batches of a group are asked at once. The settings take turns.
-The ideal hides whatever can be hidden: the longer of sampling and training, and of judging. Prints
-a table and one JSON line.
+batch of four documents; the batches of a group are asked at once. The settings take turns, step by
+step. The ideal hides whatever can be hidden: the longer of sampling and training, and of judging.
+Prints a table and one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shlex
 import statistics
 import sys
@@ -40,6 +41,7 @@ RESULT = Path(__file__).resolve().parent / "results" / "overlap.json"
 CASES = ((4, "none"), (4, "update"), (4, "ahead"), (1, "none"), (1, "ahead"))  # groups a step
 PARTS = ("sampling", "environment", "environment_hidden", "training")
 A_BATCH, AN_ACTION = 4, 4  # documents a request, and that an action brings back
+STATES = 32  # that come again; what they bring back is new each time
 TEXT = "The house was built for the harbour master of Port Alden, and sold twice since. " * 6
 
 
@@ -48,11 +50,11 @@ class JudgedTask(ours.PromptTask):
     still that of the text, so that all settings learn the same."""
 
     def __init__(self, checker: LLMChecker) -> None:
-        self.checker = checker
+        self.checker, self.scored = checker, 0
 
     def score(self, state: ours.PromptState, completions: Sequence[str]) -> list[Any]:
-        names = [f"{state.state_id}-{k}-{n}" for k in range(len(completions))
-                 for n in range(AN_ACTION)]  # fmt: skip
+        self.scored += 1
+        names = [f"{state.state_id}-{self.scored}-{n}" for n in range(len(completions) * AN_ACTION)]
         found = [Document(name, f"House {name}", f"{name}: {TEXT}") for name in names]
         verdicts = self.checker.check(STATE, found)
         assert len(verdicts) == len(found) and set(verdicts.values()) == {"LOCAL"}
@@ -63,24 +65,27 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     given = sys.argv[1:] if arguments is None else arguments
     work = Workload(options.model, options.prompt_tokens, options.action_tokens, options.actions)
-    runs: dict[tuple[int, str], list[dict[str, Any]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory() as folder, judge_server(options.seconds) as url:
         model = str(prepare_model(work.model, Path(folder)))
-        for number in range(options.rounds):
-            for size, overlap in CASES:
-                job = {"model": model, "seed": options.seed + number}
-                cache = Path(folder) / f"{size}-{overlap}-{number}.sqlite"
-                runs[size, overlap].append(train(work, job, size, overlap, url, cache, options))
+        sides = [
+            Side(work, {"model": model, "seed": options.seed}, *case, url, Path(folder))
+            for case in CASES
+        ]
+        for _ in range(options.warm_up + options.steps):
+            for side in sides:
+                side.step()
+        for side in sides:
+            side.close(options.warm_up)
     result = {
         "benchmark": "overlap",
         "command": shlex.join(["python", "benchmarks/overlap.py", *given]),
         "date": time.strftime("%Y-%m-%d"),
-        "seeds": [options.seed + number for number in range(options.rounds)],
+        "seed": options.seed,
         "batch_s": options.seconds,
         "workload": asdict(work),
-        "machine": machine(),
+        "machine": machine() | {"load": os.getloadavg()[0]},
         "versions": versions(),
-        "cases": summary(runs),
+        "cases": summary(sides),
     }
     publish(result, as_text(result), options.output)
     return result
@@ -91,13 +96,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--seconds", type=float, default=0.1, help="the judge takes a batch")
     add("--model", default="qwen3-16m", help="a file of models/")
-    add("--prompt-tokens", type=int, default=64, metavar="P")
-    add("--action-tokens", type=int, default=16, metavar="C")
-    add("--actions", type=int, default=8, metavar="K")
-    add("--steps", type=int, default=10, help="counted steps a run")
+    add("--prompt-tokens", type=int, default=32, metavar="P")
+    add("--action-tokens", type=int, default=8, metavar="C")
+    add("--actions", type=int, default=4, metavar="K")
+    add("--steps", type=int, default=20, help="counted steps of each setting")
     add("--warm-up", type=int, default=2, help="steps before, which are not counted")
-    add("--rounds", type=int, default=2, help="runs of each setting, taking turns")
-    add("--seed", type=int, default=7, help="round r takes seed + r")
+    add("--seed", type=int, default=7, help="of prompts and sampling")
     add("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept in results/ where "
         "the other flags are left alone")  # fmt: skip
     options = parser.parse_args(arguments)
@@ -107,64 +111,65 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def train(
-    work: Workload,
-    job: dict[str, Any],
-    size: int,
-    overlap: str,
-    url: str,
-    cache: Path,
-    options: argparse.Namespace,
-) -> dict[str, Any]:
-    """A short training of so many groups a step, each of which moves the optimiser: seconds of
-    every counted step by part, and a fingerprint of the adapter at its end."""
-    import torch
+class Side:
+    """A training of its own with so many groups a step, each of which moves the optimiser. `rows`:
+    seconds of every step, by part, and those of this process's processor."""
 
-    torch.set_num_threads(1)
-    client = ChatClient(f"{url}/v1", "judge", log=_quiet)
-    checker = LLMChecker(client, VerdictCache(cache), model="judge", batch_size=A_BATCH, log=_quiet)
-    checker.look_at_server()
-    trainer = ours._trainer(work, job)
-    trainer.config = trainer.config.with_overrides(f"rollout.overlap={overlap}")
-    trainer.task = JudgedTask(checker)
-    steps = options.warm_up + options.steps
-    prompts = make_prompts(trainer.tokenizer, work.prompt_tokens, job["seed"], (steps + 1) * size)
-    states = [ours.PromptState(f"{job['seed']}-{i}", text) for i, text in enumerate(prompts)]
-    rows = []
-    for start in range(0, steps * size, size):
-        middle = start + size
-        told = trainer.training_step(states[start:middle], states[middle : middle + size])
-        seconds = told["step_time"]
+    def __init__(
+        self, work: Workload, job: dict[str, Any], size: int, overlap: str, url: str, folder: Path
+    ) -> None:
+        self.size, self.overlap, self.rows, self.adapter = size, overlap, [], ""
+        client = ChatClient(f"{url}/v1", "judge", log=_quiet)
+        cache = VerdictCache(folder / f"{size}-{overlap}.sqlite")
+        self.checker = LLMChecker(client, cache, model="judge", batch_size=A_BATCH, log=_quiet)
+        self.checker.look_at_server()
+        self.trainer = ours._trainer(work, job)
+        self.trainer.config = self.trainer.config.with_overrides(f"rollout.overlap={overlap}")
+        self.trainer.task = JudgedTask(self.checker)
+        prompts = make_prompts(self.trainer.tokenizer, work.prompt_tokens, job["seed"], STATES)
+        self.states = [ours.PromptState(f"{size}-{i}", text) for i, text in enumerate(prompts)]
+
+    def step(self) -> None:
+        start = len(self.rows) * self.size
+        states, coming = (
+            [self.states[(at + i) % STATES] for i in range(self.size)]
+            for at in (start, start + self.size)
+        )
+        cpu = time.process_time()
+        told = self.trainer.training_step(states, coming)
+        cpu, seconds = time.process_time() - cpu, told["step_time"]
         parts = {part: told.get(f"time/{part}", 0.0) * seconds for part in PARTS}
-        rows.append({"step": seconds, **parts})
-    checker.close()
-    weights = hashlib.sha256()
-    for parameter in trainer.parameters.values():
-        weights.update(parameter.detach().numpy().tobytes())
-    return {"rows": rows[options.warm_up :], "adapter": weights.hexdigest()}
+        self.rows.append({"step": seconds, "cpu": cpu, **parts})
+
+    def close(self, warm_up: int) -> None:
+        """Keep the counted steps, and a fingerprint of the adapter."""
+        self.checker.close()
+        weights = hashlib.sha256()
+        for parameter in self.trainer.parameters.values():
+            weights.update(parameter.detach().numpy().tobytes())
+        self.rows, self.adapter = self.rows[warm_up:], weights.hexdigest()
 
 
-def summary(runs: dict[tuple[int, str], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a setting: medians over the counted steps of all runs, in seconds, and what they
-    make beside the setting without overlap."""
-    found = []
-    for (size, overlap), of_case in runs.items():
-        rows = [row for run in of_case for row in run["rows"]]
-        plain = [row for run in runs[size, "none"] for row in run["rows"]]
-        s = {name: statistics.median(row[name] for row in rows) for name in ("step", *PARTS)}
-        none = {name: statistics.median(row[name] for row in plain) for name in ("step", *PARTS)}
-        judging = sum(row["environment"] + row["environment_hidden"] for row in rows)
-        adapters = [[run["adapter"] for run in one] for one in (of_case, runs[size, "none"])]
+def summary(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    """One row a setting: medians over its steps, in seconds, and what they make beside the steps
+    without overlap that took turns with them."""
+    found, plain = [], {side.size: side for side in sides if side.overlap == "none"}
+    for side in sides:
+        none = plain[side.size]
+        s, off = ({n: statistics.median(row[n] for row in one.rows) for n in one.rows[0]}
+                  for one in (side, none))  # fmt: skip
+        turns = zip(none.rows, side.rows, strict=True)
+        judging = sum(row["environment"] + row["environment_hidden"] for row in side.rows)
         found.append({
-            "groups": size,
-            "overlap": overlap,
-            "n": len(rows),
+            "groups": side.size,
+            "overlap": side.overlap,
+            "n": len(side.rows),
             "median_s": s,
-            "steps_s": [[row["step"] for row in run["rows"]] for run in of_case],
-            "faster": none["step"] / s["step"],
-            "hidden_share": sum(row["environment_hidden"] for row in rows) / judging,
-            "ideal_s": max(none["sampling"] + none["training"], none["environment"]),
-            "same_adapter": adapters[0] == adapters[1],
+            "steps_s": [row["step"] for row in side.rows],
+            "faster": statistics.median(a["step"] / b["step"] for a, b in turns),
+            "hidden_share": sum(row["environment_hidden"] for row in side.rows) / judging,
+            "ideal_s": max(off["sampling"] + off["training"], off["environment"]),
+            "same_adapter": side.adapter == none.adapter,
         })  # fmt: skip
     return found
 
@@ -183,7 +188,7 @@ def as_text(result: dict[str, Any]) -> str:
     ]
     for case in result["cases"]:
         s = case["median_s"]
-        parts = (s["sampling"], s["training"], s["environment"], s["environment_hidden"])
+        parts = [s[name] for name in ("sampling", "training", *PARTS[1:3], "cpu")]
         lines.append(
             f"{case['groups']:>6}  {case['overlap']:<8}{s['step']:>7.3f}{case['faster']:>7.2f}x"
             f"{case['ideal_s']:>7.3f}"

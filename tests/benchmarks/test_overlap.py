@@ -13,7 +13,7 @@ from benchmarks import overlap
 def result(tmp_path_factory):
     path = tmp_path_factory.mktemp("overlap") / "overlap.json"
     flags = "--model tiny --prompt-tokens 8 --action-tokens 4 --actions 2 --steps 2 --warm-up 1"
-    flags += f" --rounds 1 --seconds 0.05 --output {path}"
+    flags += f" --seconds 0.05 --output {path}"
     made = overlap.main(flags.split())
     assert json.loads(path.read_text(encoding="utf-8")) == json.loads(json.dumps(made))
     return made
