@@ -243,9 +243,9 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
         _set_status(trainer, ended)
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        reason = f"{type(error).__name__}: {error}"[:500]
+        kind = "" if isinstance(error, JobError) else f"{type(error).__name__}: "
         with contextlib.suppress(OSError):  # a full disk must not hide what failed
-            _set_status(trainer, state, reason=reason)
+            _set_status(trainer, state, reason=f"{kind}{error}"[:500])
         raise
     finally:
         if monitor:

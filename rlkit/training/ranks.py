@@ -142,7 +142,8 @@ class Ranks:
         try:
             return collective(*arguments)
         except RuntimeError as error:  # gloo's "connection closed", nccl's and the store's own
-            said = re.sub(r"^\[\S+\] ?", "", str(error).strip()).splitlines()[0][:120]
+            said = re.sub(r"^\[\S+\] ?", "", str(error).strip()).splitlines()[0]
+            said = said.split(". ")[0][:120]
             raise self._failure(REASON_SECONDS) or JobError(f"{_ENDED} ({said})") from error
 
     @contextmanager
