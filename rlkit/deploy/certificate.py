@@ -85,8 +85,14 @@ class Certificate:
                 f"Rounding to {self.dtype} made the update larger, to {kept:.0%} of what was "
                 "learnt: the rest is noise; serve base and adapter, or merge into float32."
             )
+        zero = [row["name"] for row in self.rounding.get("tensors", ()) if not row["norm"]]
         if kept is None:
             found.append("The update is zero: this adapter was never trained.")
+        elif zero:
+            found.append(
+                f"The update of {len(zero)} of {len(self.rounding['tensors'])} matrices is zero, "
+                f"first {zero[0]}: they were never trained, or lost what they had learnt."
+            )
         return found
 
     @property

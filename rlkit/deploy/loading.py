@@ -13,12 +13,12 @@ import peft
 import torch
 import transformers
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
 from rlkit.deploy.rounding import plain_lora
 from rlkit.errors import ModelError
-from rlkit.training.adapters import check_adapter
+from rlkit.training.adapter_check import check_adapter
 from rlkit.training.fingerprint import check_base, same_name, trained_on_quantised
 from rlkit.training.models import resolve_base_model
 
@@ -78,8 +78,7 @@ def check_adapters(base: Base, adapters: Sequence[Path]) -> list[str]:
         )
     doubts = []
     for adapter in adapters:
-        if not _adapts_embeddings(adapter):  # PEFT compares their shapes itself
-            check_adapter(adapter, empty, base.name)
+        check_adapter(adapter, empty, base.name, embeddings=True)
         plain_lora(peft.LoraConfig.from_pretrained(str(adapter)), adapter)
         if check_base(adapter, base.source):
             continue
@@ -140,14 +139,6 @@ def untie(model: transformers.PreTrainedModel) -> bool:
 def short_name(name: str) -> str:
     """The last part of a hub id or a path, which names what is merged."""
     return str(name).rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _adapts_embeddings(adapter: Path) -> bool:
-    try:
-        with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as file:
-            return any(".lora_embedding_" in key for key in file.keys())
-    except (OSError, SafetensorError):  # of which check_adapter speaks
-        return False
 
 
 def _in_a_line(error: Exception) -> str:

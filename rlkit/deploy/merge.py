@@ -39,10 +39,10 @@ from rlkit.deploy.probe import (
     last_logits,
 )
 from rlkit.deploy.rounding import merge_layers, total
-from rlkit.errors import ModelError, RunError
+from rlkit.errors import DataError, ModelError, RunError
 from rlkit.files import new_folder, write_json, write_text
 from rlkit.run import Run
-from rlkit.training.checkpointing import PREFIX, checkpoint_steps
+from rlkit.training.checkpointing import PREFIX, check_sums, checkpoint_steps
 from rlkit.training.fingerprint import base_fingerprint, base_record
 from rlkit.training.precision import DTYPES
 
@@ -50,6 +50,10 @@ TOLERANCE = 1e-4  # of the largest logit: float32 rounds to 3e-6 of it, a wrong 
 _FOUR_BITS = (
     "The run asked for a base in 4 bits (model.load_in_4bit): where its machine had them, the "
     "adapter was trained on rounded weights, and it is merged into the unquantised ones."
+)
+_NO_SUMS = (
+    "The checkpoint has no trainer_state.json with checksums: nothing says whether it is as "
+    "training wrote it."
 )
 
 
@@ -63,20 +67,22 @@ def merge_run(
     """Merge checkpoints of a run: those listed, else those of `merge.checkpoints`, else all.
 
     Each goes to `<output_dir>/<base>-grpo-step<N>`, by default under `merged/` in the run's
-    folder. An output that is there already is named and left as it is. Returns the folders.
+    folder. An output that is there already is named and left as it is. Returns the folders. Where
+    none is listed, damaged checkpoints are passed over, and that is said.
 
-    Raises RunError where there is no run or no such checkpoint, ModelError as
-    `merge_lora_to_base`.
+    Raises RunError where there is no run or no such checkpoint, DataError where one that is listed
+    is damaged, ModelError as `merge_lora_to_base`.
     """
     run = Run.open(config, create=False)
     folder = run.checkpoints_folder
     there = {step: folder / f"{PREFIX}{step}" for step in checkpoint_steps(folder)}
-    steps = list(dict.fromkeys(checkpoints or config.merge.checkpoints or there))
+    listed = checkpoints or config.merge.checkpoints
+    steps = list(dict.fromkeys(listed or there))
     missing = [step for step in steps if step not in there]
     if missing or not steps:
-        listed = ", ".join(str(step) for step in there) or "none"
+        held = ", ".join(str(step) for step in there) or "none"
         asked = f"no checkpoint of step {missing[0]}" if missing else "no checkpoint to merge"
-        raise RunError(f"{folder} holds {asked}; there are: {listed}.")
+        raise RunError(f"{folder} holds {asked}; there are: {held}.")
     base = config.model.base_model_path
     root = Path(output_dir or config.merge.output_dir or run.merged_folder)
     outputs = {step: root / f"{short_name(base)}-grpo-step{step}" for step in steps}
@@ -84,6 +90,11 @@ def merge_run(
     for output in outputs.values():
         if output not in new.values():
             print(f"{output} exists already and is left as it is")
+    doubts = {step: _doubts(there[step], bool(listed)) for step in new}
+    new = {step: output for step, output in new.items() if doubts[step] is not None}
+    outputs = {step: o for step, o in outputs.items() if doubts.get(step, ()) is not None}
+    if not outputs:
+        raise RunError(f"{folder} holds no checkpoint that is whole; train the run again.")
     held_out = held_out_prompts(config, run) if new and config.lora.enabled else None
     for step, output in new.items():
         facts = RunFacts(
@@ -91,7 +102,7 @@ def merge_run(
             config.model.enable_thinking,
             run_lineage(run, step),
             run_evaluation(run, step),
-            (_FOUR_BITS,) if config.model.load_in_4bit else (),
+            (*[_FOUR_BITS] * config.model.load_in_4bit, *doubts[step]),
         )
         if not config.lora.enabled:
             export_model(there[step], output, base, config.merge.dtype, max_shard_size, facts)
@@ -107,6 +118,18 @@ def merge_run(
             run=facts,
         )
     return list(outputs.values())
+
+
+def _doubts(checkpoint: Path, listed: bool) -> tuple[str, ...] | None:
+    """What speaks against a checkpoint's being what was trained; None where it is damaged, and one
+    of all (not `listed`). Raises DataError for a damaged one that is listed."""
+    try:
+        return () if check_sums(checkpoint) else (_NO_SUMS,)
+    except DataError as error:
+        if listed:
+            raise
+        print(f"{checkpoint.name} is passed over: {error}")
+        return None
 
 
 @dataclass(frozen=True)
@@ -131,7 +154,7 @@ def export_model(
     """A checkpoint of all weights is a model already: saved in `dtype` with its tokenizer and a
     card, and without what only training needs. `base_path` is what training began with."""
     run, record = run or RunFacts(), base_record(base_path) or {}
-    hashes = {part: record.get(part) for part in ("config", "weights")}
+    hashes = {part: record.get(part) for part in ("config", "weights", "rows")}
     told = Exported(output.name, dtype, {"name": str(base_path), **hashes}, str(checkpoint))
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=DTYPES[dtype])

@@ -17,6 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from rlkit.errors import ModelError
+from rlkit.training.adapter_check import beyond_lora
 
 Factors = tuple[Tensor, Tensor, float]  # left, right, scale
 TOLERANCE = 1e-6  # of the largest merged weight: float32 rounds to 6e-8 of it
@@ -138,12 +139,7 @@ def compare_update(
 
 def plain_lora(config: peft.LoraConfig, adapter: object) -> None:
     """Raise ModelError for an adapter that is more than matrices added to matrices."""
-    more = ("use_dora", "modules_to_save", "lora_bias", "trainable_token_indices",
-            "target_parameters", "layer_replication", "use_qalora", "kasa_config",
-            "alora_invocation_tokens", "use_bdlora", "monteclora_config")  # fmt: skip
-    odd = [name for name in more if getattr(config, name, None)]
-    if config.bias != "none":
-        odd.append("bias")
+    odd = beyond_lora(config)
     if odd:
         raise ModelError(
             f"the adapter at {adapter} is no plain LoRA ({odd[0]} is set), and this merge would "

@@ -17,6 +17,7 @@ from rlkit.training.checkpointing import (
     PREFIX,
     _whole_state,
     best_folder,
+    check_sums,
     checkpoint_steps,
     newest_folder,
 )
@@ -41,7 +42,7 @@ def chosen_folders(
 
     Without any given, and not for `baseline` alone: the run's newest or best (`which`), and
     `more`. Words are `newest`, `best` and `all`, the newest first. Raises RunError where a word
-    was given that the run has no checkpoint for.
+    was given that the run has no checkpoint for, and DataError where one that was given is damaged.
     """
     asked = [str(name) for name in given] or ([] if baseline else list(more))
     words = list(asked)
@@ -61,6 +62,7 @@ def chosen_folders(
 
 def _folders_of(word: str, run: Run, log: Log) -> list[Path]:
     if Path(word).is_dir() or word not in (*BY_WORD, ALL):
+        check_sums(Path(word))
         return [Path(word)]
     if word == ALL:
         newest = newest_folder(run.checkpoints_folder, log)

@@ -1,5 +1,5 @@
-"""The LoRA adapters of a model: which are on it, how they are saved and loaded, and whether one
-that is given fits.
+"""The LoRA adapters of a model: which are on it, and how they are saved and loaded. Whether one
+that is given fits, adapter_check.py says.
 
 `default` is the adapter that is trained; `reference` the frozen warm start whose KL is penalised.
 Where all weights are trained instead, the same functions go on to weights.py: nobody else needs to
@@ -8,76 +8,19 @@ know which it is.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import peft
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlkit.errors import ModelError
 from rlkit.files import read_json, write_json
 from rlkit.training import fingerprint, weights
+from rlkit.training.adapter_check import check_adapter
 from rlkit.training.weights import REFERENCE, TRAINED
-
-
-def check_adapter(adapter: str | Path, base: nn.Module, base_path: str) -> None:
-    """Make sure that an adapter folder is there and was trained on this base.
-
-    Raises ModelError naming both bases, or the tensor whose shape does not fit, or the module that
-    is no linear layer.
-    """
-    folder = Path(adapter)
-    config, weights = _adapter_files(adapter)
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
-        trained_on = settings.get("base_model_name_or_path")
-        if settings.get("peft_type") != "LORA":
-            raise ValueError(f"its peft_type is {settings.get('peft_type')!r}, not 'LORA'")
-        peft.LoraConfig.from_pretrained(str(folder))
-        modules = dict(base.named_modules())
-        with safe_open(str(weights), framework="pt") as file:
-            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}
-    except (ValueError, KeyError, TypeError, SafetensorError, OSError, AttributeError) as error:
-        raise ModelError(
-            f"the adapter at {folder} is damaged ({error}); use another checkpoint."
-        ) from error
-    for key, shape in shapes.items():
-        if ".lora_" not in key:
-            continue
-        name = key.removeprefix("base_model.model.").split(".lora_")[0]
-        module = modules.get(name)
-        size = None
-        if module is not None:
-            if not hasattr(module, "in_features"):  # PEFT's own layers have it too
-                raise ModelError(
-                    f"the adapter at {folder} also adapts {name}, which is no linear layer "
-                    f"({type(module).__name__}); give one that adapts linear layers only."
-                )
-            size = module.in_features if ".lora_A." in key else module.out_features
-        given = shape[1] if ".lora_A." in key else shape[0]
-        if size != given:
-            raise ModelError(
-                f"the adapter at {folder} was trained on {trained_on!r} and does not fit "
-                f"{base_path!r} ({name}: {given} against {size}); use its own base."
-            )
-    if not shapes:
-        raise ModelError(f"the adapter at {folder} holds no weights; use another checkpoint.")
-
-
-def _adapter_files(adapter: str | Path) -> tuple[Path, Path]:
-    """Its configuration and its weights; raises ModelError where one is missing."""
-    folder = Path(adapter)
-    files = folder / "adapter_config.json", folder / "adapter_model.safetensors"
-    for file in files:
-        if not file.is_file():
-            raise ModelError(
-                f"there is no adapter at {folder}: {file.name} is missing; check the path."
-            )
-    return files
 
 
 def save_lora_checkpoint(model: nn.Module, path: str | Path) -> Path:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -139,8 +139,25 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, state, _in_memory(optimizer), _in_memory(pending))
 
 
-def _whole_state(folder: Path) -> dict[str, Any]:
-    """What the state file says, once every file of the checkpoint has the sum that it had."""
+def check_sums(folder: Path, *, whole: bool = True) -> bool:
+    """Whether a folder has the checksums of a checkpoint, and they hold; False where it has none
+    that this version knows. Not `whole`: the weights alone, without what a resumed run needs.
+
+    Raises DataError where a file is missing or was changed.
+    """
+    file = folder / STATE_FILE
+    if not file.exists():
+        return False
+    state = read_json(file)
+    if not isinstance(state, dict) or state.get("schema") in (None, SCHEMA):
+        _whole_state(folder, () if whole else FILES[:2])
+        return True
+    return False
+
+
+def _whole_state(folder: Path, besides: Sequence[str] = ()) -> dict[str, Any]:
+    """What the state file says, once every file of the checkpoint, `besides` these, has the sum
+    that it had."""
     state = read_json(folder / STATE_FILE)
     if not isinstance(state, dict) or not isinstance(state.get("sha256"), dict):
         raise DataError(f"{folder / STATE_FILE} is not a checkpoint's state; remove the folder.")
@@ -149,7 +166,8 @@ def _whole_state(folder: Path) -> dict[str, Any]:
             f"{folder / STATE_FILE} is of schema {state.get('schema')!r}, this version reads "
             f"{SCHEMA}; go on with the version that wrote it, or use another checkpoint."
         )
-    for name in (STATE_FILE, *sorted({*state["sha256"], *FILES})):  # first what names the others
+    files = sorted({*state["sha256"], *FILES} - {*besides})
+    for name in (STATE_FILE, *files):  # first what names the others
         if _sum_now(folder / Path(name).name, state) != state["sha256"].get(name):
             raise DataError(
                 f"{folder / Path(name).name} is missing or damaged; remove the folder or use "

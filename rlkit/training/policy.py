@@ -17,12 +17,11 @@ from torch import nn
 
 from rlkit.errors import ModelError
 from rlkit.training import attention, sharding
+from rlkit.training.adapter_check import adapter_files, check_adapter
 from rlkit.training.adapters import (
     REFERENCE,
     TRAINED,
-    _adapter_files,
     _peft_config,
-    check_adapter,
     using_adapter,
 )
 from rlkit.training.fingerprint import base_record, check_base
@@ -80,7 +79,7 @@ def load_model_with_lora(
         log(f"not 4-bit: {strategy.name} divides weights of 16 bits or more")
     precision = choose_precision(device, dtype, load_in_4bit)
     if adapter is not None:
-        _adapter_files(adapter)  # a slip in its path should not wait for the base
+        adapter_files(adapter)  # a slip in its path should not wait for the base
     base, tokenizer = load_base_model(
         base_path, precision, trust_remote_code=trust_remote_code, strategy=strategy
     )

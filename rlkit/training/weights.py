@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlkit.errors import ModelError
+from rlkit.training.adapter_check import check_weights
 
 TRAINED, REFERENCE = "default", "reference"
 SAFE_RATE = 1e-5  # above it, all weights together forget what they knew
@@ -146,6 +147,7 @@ def check_model_folder(path: str | Path) -> Path:
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"there is no model at {folder}: config.json is missing; check the path.")
+    check_weights(folder)
     return folder
 
 

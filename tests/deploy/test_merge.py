@@ -16,12 +16,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlkit.config import RunConfig
 from rlkit.deploy import merge
 from rlkit.deploy.merge import merge_lora_to_base, merge_run
-from rlkit.errors import ModelError, RunError
+from rlkit.errors import DataError, ModelError, RunError
 from rlkit.run import Run
+from rlkit.training.adapter_check import check_adapter
+from rlkit.training.checkpointing import write_checkpoint
 from rlkit.training.fingerprint import base_fingerprint
 from tests.deploy.tiny import update_of
 
 MATRIX = "model.layers.1.self_attn.v_proj"
+ADAPTER = "adapter_model.safetensors"
 
 
 def check_matrix(base: Path, merged: Path, module: str, update: torch.Tensor) -> None:
@@ -209,10 +212,17 @@ def config(base: Path, adapter: Path, tmp_path: Path) -> RunConfig:
         model={"base_model_path": str(base), "load_in_4bit": False},
         merge={"dtype": "float32"},
     )
-    run = Run.open(config)
     for step in (5, 100):
-        shutil.copytree(adapter, run.checkpoints_folder / f"checkpoint-{step}")
+        keep_checkpoint(config, step, adapter)
     return config
+
+
+def keep_checkpoint(config: RunConfig, step: int, model: Path) -> Path:
+    """A folder as a checkpoint of the run, with its checksums."""
+    folder = Run.open(config).checkpoints_folder / f"checkpoint-{step}"
+    return write_checkpoint(
+        folder, lambda there: shutil.copytree(model, there, dirs_exist_ok=True), {}, {}, {}
+    )
 
 
 def test_all_checkpoints_are_merged_and_a_second_time_changes_nothing(
@@ -254,7 +264,7 @@ def test_a_fully_trained_checkpoint_is_saved_with_a_card_of_what_it_is(
     config: RunConfig, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = config.with_overrides("lora.enabled=false", "merge.dtype=bfloat16", "run_name=full")
-    shutil.copytree(base, Run.open(full).checkpoints_folder / "checkpoint-7")
+    keep_checkpoint(full, 7, base)
     (folder,) = merge_run(full)
     stored = json.loads((folder / "certificate.json").read_text())
     card = (folder / "README.md").read_text()
@@ -266,6 +276,93 @@ def test_a_fully_trained_checkpoint_is_saved_with_a_card_of_what_it_is(
     weights = load_file(folder / "model.safetensors")[f"{MATRIX}.weight"]
     original = load_file(base / "model.safetensors")[f"{MATRIX}.weight"]
     assert torch.equal(weights, original.to(torch.bfloat16))
+
+
+def test_a_checkpoint_that_was_changed_since_it_was_written_is_not_merged(
+    config: RunConfig, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All matrices of layer 1 are gone from step 5; the file is a valid one."""
+    place = Run.open(config).checkpoints_folder / "checkpoint-5"
+    kept = {k: v for k, v in load_file(adapter / ADAPTER).items() if "layers.1" not in k}
+    save_file(kept, place / ADAPTER)
+    with pytest.raises(DataError, match="checkpoint-5/adapter_model.safetensors is missing or dam"):
+        merge_run(config, [5])
+    (only,) = merge_run(config)
+    assert only.name.endswith("step100")
+    assert "checkpoint-5 is passed over" in capsys.readouterr().out
+    shutil.rmtree(only)
+    (place / "trainer_state.json").unlink()
+    with pytest.raises(ModelError, match=r"lacks 8 of the 16 tensors.*layers\.1"):
+        merge_run(config, [5])
+    (place.with_name("checkpoint-100") / "trainer_state.json").unlink()
+    (only,) = merge_run(config, [100])
+    assert "no trainer_state.json with checksums" in (only / "certificate.json").read_text()
+
+
+def test_tensors_that_an_adapters_settings_leave_out_or_promise_are_told(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """target_modules are q, k, v and o of two layers: 16 tensors, each of rank 4."""
+    tensors = load_file(adapter / ADAPTER)
+    up, b = (
+        "base_model.model.model.layers.0.mlp.up_proj",
+        f"base_model.model.{MATRIX}.lora_B.weight",
+    )
+    extra = {f"{up}.lora_A.weight": torch.ones(4, 32), f"{up}.lora_B.weight": torch.ones(64, 4)}
+    for changed, words in (
+        (tensors | extra, r"holds .*up_proj\.lora_A\.weight, which has no place"),
+        ({k: v for k, v in tensors.items() if k != b}, f"lacks 1 of the 16 tensors.*{b}"),
+        (tensors | {b: torch.ones(16, 3)}, r"shape \(16, 3\) for .*lora_B.*\(16, 4\) by its"),
+        (tensors | {"odd": torch.ones(1)}, "holds odd, which has no place"),
+    ):
+        damaged = Path(shutil.copytree(adapter, tmp_path / "damaged", dirs_exist_ok=True))
+        save_file(changed, damaged / ADAPTER)
+        with pytest.raises(ModelError, match=words):
+            merge_lora_to_base(base, damaged, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"targets": ["q_proj", "embed_tokens", "lm_head"]},
+        {"layers_to_transform": [1]},
+        {"rank_pattern": {"q_proj": 2, "layers.0.self_attn.v_proj": 3}},
+        {"targets": ["q_proj"], "exclude_modules": ["model.layers.0.self_attn.q_proj"]},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+def test_adapters_that_peft_saved_are_whole(
+    options: dict, base: Path, adapter_maker: Callable, tmp_path: Path
+) -> None:
+    adapter = adapter_maker(base, tmp_path / "adapter", **options)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    check_adapter(adapter, model, "the base", embeddings=True)
+    adapted = peft.PeftModel.from_pretrained(model, adapter)
+    if "targets" not in options:  # and beside another one, which is on the model already
+        check_adapter(adapter, adapted.get_base_model(), "the base")
+
+
+def test_an_adapter_with_the_embeddings_saved_beside_it_is_whole(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """PEFT's `save_embedding_layers` writes the base's own matrix once more."""
+    more = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    whole = Path(shutil.copytree(adapter, tmp_path / "whole"))
+    name = "base_model.model.model.embed_tokens.weight"
+    save_file(load_file(adapter / ADAPTER) | {name: more}, whole / ADAPTER)
+    check_adapter(whole, AutoModelForCausalLM.from_pretrained(base), "the base")
+
+
+def test_matrices_whose_update_is_zero_are_a_caution(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    half = Path(shutil.copytree(adapter, tmp_path / "half"))
+    tensors = load_file(adapter / ADAPTER)
+    zeroed = {k: v * 0 if "layers.1" in k and "lora_B" in k else v for k, v in tensors.items()}
+    save_file(zeroed, half / ADAPTER)
+    certificate = merge_lora_to_base(base, half, tmp_path / "merged", "float32")
+    (caution,) = [c for c in certificate.cautions if "is zero" in c]
+    assert caution.startswith("The update of 4 of 8 matrices is zero, first model.layers.1.self_at")
 
 
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(config: RunConfig) -> None:

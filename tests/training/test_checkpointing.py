@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlkit.errors import DataError, RunError
+from rlkit.errors import DataError, ModelError, RunError
+from rlkit.training.adapter_check import check_weights
 from rlkit.training.checkpointing import (
     FILES,
     arithmetic,
     best_folder,
+    check_sums,
     checkpoint_steps,
     newest_checkpoint,
     newest_folder,
@@ -144,6 +146,28 @@ def test_a_checkpoint_of_another_version_is_said_to_be_one(tmp_path):
     (folder / "trainer_state.json").write_text(text.replace('"schema": 2', '"schema": 1'))
     with pytest.raises(DataError, match="is of schema 1, this version reads 2"):
         read_checkpoint(folder)
+
+
+def test_sums_are_looked_at_of_the_weights_alone_or_of_all_and_only_where_they_are(tmp_path):
+    folder = write_whole(tmp_path / "checkpoint-3", 1)
+    assert check_sums(folder) and check_sums(folder, whole=False)
+    (folder / FILES[0]).write_bytes(b"changed")  # the optimiser's, which only a resumed run needs
+    assert check_sums(folder, whole=False)
+    with pytest.raises(DataError, match=f"{FILES[0]} is missing or damaged"):
+        check_sums(folder)
+    weights = next(f for f in folder.iterdir() if f.name not in FILES)
+    weights.write_bytes(b"changed")
+    with pytest.raises(DataError, match=f"{weights.name} is missing or damaged"):
+        check_sums(folder, whole=False)
+    with pytest.raises(ModelError, match=f"{weights.name} is missing or damaged"):
+        check_weights(folder)  # as whoever loads them does
+    (folder / FILES[2]).write_text('{"schema": 1}')  # another version's sums say nothing
+    assert not check_sums(folder)
+    (folder / FILES[2]).write_text("{}")
+    with pytest.raises(DataError, match="not a checkpoint's state"):
+        check_sums(folder)
+    (folder / FILES[2]).unlink()
+    assert not check_sums(folder)
 
 
 def test_a_damaged_later_checkpoint_is_not_counted_among_the_last_ones(tmp_path):
