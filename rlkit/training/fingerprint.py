@@ -1,5 +1,6 @@
-"""Which base model it was, as two hashes: one of the settings that shape what it computes, one of
-a sample of its weights. Training writes them beside an adapter; whoever loads or merges it compares
+"""Which base model it was, as hashes: one of the settings that shape what it computes, two of
+samples of its weights (`weights`: the middle of each tensor; `rows`, which older files lack: places
+spread over each). Training writes them beside an adapter; whoever loads or merges it compares
 them, so that it does not end up in a base of the same name and shapes that it was never trained on.
 
 Weights are hashed as they round to bfloat16, those that float16 holds less exactly as 0: a model in
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from rlkit.errors import ModelError, RlkitError
 from rlkit.files import read_object, write_json
@@ -27,27 +29,32 @@ from rlkit.training.models import resolve_base_model
 
 FILE = "base.json"
 SCHEMA = 2  # 1 hashed otherwise: nothing is known of an adapter that has it
-_WORDS = {"config": "its settings differ", "weights": "its weights differ"}
+_WORDS = {
+    "config": "its settings differ",
+    "weights": "its weights differ",
+    "rows": "some of its weights differ",
+}
 _SETTINGS = (
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps",
     "rope_theta", "rope_parameters", "sliding_window", "tie_word_embeddings",
 )  # fmt: skip
 _QUANTISED = "quantization_config"
-_SAMPLE = 256  # values of each tensor, from its middle
+_SAMPLE = 256  # values of a row
+_ROWS = 32  # of each matrix
 _LEAST = 2.0**-14  # below it float16 has fewer digits than bfloat16
 _UNREADABLE = (RlkitError, OSError, KeyError, ValueError, TypeError, AttributeError)
 
 
 def base_fingerprint(base_path: str | Path) -> dict[str, str | None]:
-    """{config, weights}: SHA-256 of each; None where a part cannot be read without loading the
-    model (weights that are quantised or no safetensors, a hub id that is not in the cache).
+    """{config, weights, rows}: SHA-256 of each; None where a part cannot be read without loading
+    the model (weights that are quantised or no safetensors, a hub id that is not in the cache).
 
     Raises ModelError where `resolve_base_model` does, and DataError where a file is damaged.
     """
     folder = _folder(resolve_base_model(base_path))
     if folder is None:
-        return {"config": None, "weights": None}
+        return dict.fromkeys(_WORDS)
     files = sorted({*folder.glob("*.json"), *folder.glob("*.safetensors")})
     return dict(_fingerprint(folder, tuple((f.name, f.stat().st_mtime_ns) for f in files)))
 
@@ -87,7 +94,7 @@ def check_base(
     found = recorded and (found or base_record(base_path))
     if not found:
         return False
-    both = [part for part in _WORDS if recorded.get(part) and found[part]]
+    both = [part for part in _WORDS if recorded.get(part) and found.get(part)]
     differing = [_WORDS[part] for part in both if recorded[part] != found[part]]
     if differing:
         raise ModelError(
@@ -163,44 +170,62 @@ def _fingerprint(folder: Path, stamps: tuple) -> dict[str, str | None]:
     shown = {name: values.get(name) for name in _SETTINGS}
     settings = hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
     tied = bool(values.get("tie_word_embeddings"))
-    return {
-        "config": settings,
-        "weights": None if stored.get(_QUANTISED) else _weights_hash(folder, tied),
-    }
+    quantised = stored.get(_QUANTISED)
+    weights, rows = (None, None) if quantised else _weights_hashes(folder, tied)
+    return {"config": settings, "weights": weights, "rows": rows}
 
 
-def _weights_hash(folder: Path, tied: bool) -> str | None:
-    """Of all tensors but an `lm_head.weight` that is the embeddings once more: whether a file holds
-    that is up to who saved it."""
+def _weights_hashes(folder: Path, tied: bool) -> tuple[str | None, str | None]:
+    """`weights` and `rows`, of all tensors but an `lm_head.weight` that is the embeddings once
+    more: whether a file holds that is up to who saved it."""
     index = folder / "model.safetensors.index.json"
     names = (
         sorted(set(read_object(index)["weight_map"].values()))
         if index.is_file()
         else ["model.safetensors"]
     )
-    samples: dict[str, bytes] = {}
+    samples: dict[str, tuple[bytes, bytes]] = {}
     try:
         for name in names:
             with safe_open(str(folder / Path(name).name), framework="pt") as file:
-                samples |= {key: _sample(file.get_slice(key)) for key in file.keys()}
+                for key in file.keys():
+                    tensor = file.get_tensor(key)  # mapped: only what is looked at is read
+                    samples[key] = _bytes(tensor, _middle(tensor)), _bytes(tensor, _spread(tensor))
     except (OSError, SafetensorError):
-        return None
-    whole = hashlib.sha256()
+        return None, None
+    hashes = hashlib.sha256(), hashlib.sha256()
     for key in sorted(samples):
         if not (tied and key.endswith("lm_head.weight")):
-            whole.update(key.encode() + b"\0" + samples[key] + b"\0")
-    return whole.hexdigest()
+            for whole, sample in zip(hashes, samples[key], strict=True):
+                whole.update(key.encode() + b"\0" + sample + b"\0")
+    return hashes[0].hexdigest(), hashes[1].hexdigest()
 
 
-def _sample(tensor: Any) -> bytes:
-    """Its shape and some values from the middle of its middle row."""
-    shape = tensor.get_shape()
-    if not shape:
+def _middle(tensor: Tensor) -> Tensor:
+    """Some values from the middle of its middle row."""
+    start = max(0, (tensor.shape[-1] - _SAMPLE) // 2) if tensor.ndim else 0
+    row = tensor[tuple(n // 2 for n in tensor.shape[:-1])]
+    return row[start : start + _SAMPLE] if tensor.ndim else row
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    """Values of rows that lie evenly over it, from the first to the last, each further along than
+    the one before; of a vector, as many."""
+    width = _SAMPLE if tensor.ndim > 1 else _SAMPLE * _ROWS
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim else tensor.reshape(1, 1)
+    places = torch.linspace(0, len(rows) - 1, min(_ROWS, len(rows)), dtype=torch.float64)
+    starts = torch.linspace(0, max(0, rows.shape[1] - width), len(places), dtype=torch.float64)
+    pairs = zip(places.round().long().tolist(), starts.long().tolist(), strict=True)
+    return torch.cat([rows[place, start : start + width] for place, start in pairs])
+
+
+def _bytes(tensor: Tensor, values: Tensor) -> bytes:
+    """A tensor's shape and values of it, as they round to bfloat16."""
+    if not tensor.ndim:
         return b"()"
-    start = max(0, (shape[-1] - _SAMPLE) // 2)
-    middle = tuple(slice(n // 2, n // 2 + 1) for n in shape[:-1])
-    values = tensor[(*middle, slice(start, start + _SAMPLE))].flatten()
     if values.is_floating_point():
         values = values.to(torch.bfloat16)
         values = values.masked_fill(values.abs() < _LEAST, 0).view(torch.int16)
-    return repr(tuple(shape)).encode() + values.contiguous().view(torch.uint8).numpy().tobytes()
+    return (
+        repr(tuple(tensor.shape)).encode() + values.contiguous().view(torch.uint8).numpy().tobytes()
+    )

@@ -90,6 +90,25 @@ def test_one_matrix_that_was_tuned_is_enough(base: Path, tmp_path: Path) -> None
     assert base_fingerprint(tuned)["weights"] != base_fingerprint(base)["weights"]
 
 
+def test_rows_far_from_the_middle_are_looked_at_and_files_of_before_still_hold(
+    base: Path, tmp_path: Path
+) -> None:
+    """Of 64 embeddings those from 5 to 9 are moved: rows 6 and 8 of the 32 that lie evenly, at
+    every 63/31 = 2.03, are looked at; the middle one, 32, is as it was."""
+    weights = load_file(base / "model.safetensors")
+    weights["model.embed_tokens.weight"][5:10] += 1.0
+    other = with_tensors(Path(shutil.copytree(base, tmp_path / "other")), **weights)
+    found, moved = base_fingerprint(base), base_fingerprint(other)
+    assert moved["weights"] == found["weights"] and moved["rows"] != found["rows"]
+    adapter = adapter_of(base, tmp_path / "adapter")
+    with pytest.raises(ModelError, match="some of its weights differ"):
+        check_base(adapter, other)
+    record = json.loads((adapter / FILE).read_text())
+    del record["rows"]  # as it was written before
+    write_json(adapter / FILE, record)
+    assert check_base(adapter, base)
+
+
 def test_an_adapter_of_another_base_is_refused_with_both_names(base: Path, tmp_path: Path) -> None:
     adapter, twin = tmp_path / "adapter", make_base(tmp_path / "twin", seed=1)
     assert not check_base(adapter, base)  # nothing is known
@@ -114,7 +133,8 @@ def test_what_cannot_be_read_is_unknown_and_neither_different_nor_an_error(
     assert base_record(tmp_path / "gone") is None and not check_base(adapter, tmp_path / "gone")
     record_base(tmp_path / "lost", tmp_path / "gone")
     assert not (tmp_path / "lost").exists()
-    assert base_fingerprint("nobody/never-downloaded") == {"config": None, "weights": None}
+    unknown = base_fingerprint("nobody/never-downloaded")
+    assert unknown == {"config": None, "weights": None, "rows": None}
     (adapter / FILE).write_text("{half")
     assert not check_base(adapter, base)
     write_json(adapter / FILE, base_record(base) | {"schema": 1, "weights": "hashed otherwise"})
@@ -153,7 +173,7 @@ def test_of_a_quantised_base_the_settings_alone_are_compared(base: Path, tmp_pat
     quantised = Path(shutil.copytree(base, tmp_path / "base-bnb-4bit"))
     edit(quantised, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     found = base_fingerprint(quantised)
-    assert found == {"config": base_fingerprint(base)["config"], "weights": None}
+    assert found == {"config": base_fingerprint(base)["config"], "weights": None, "rows": None}
     adapter = adapter_of(quantised, tmp_path / "adapter")
     assert not check_base(adapter, base)  # no error, and no claim
     with pytest.raises(ModelError, match="its settings differ"):
