@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -13,7 +14,9 @@ import yaml
 from rlkit.deploy.certificate import Certificate, Exported
 from rlkit.errors import DataError
 from rlkit.files import read_object
+from rlkit.results.model_content import weights_sum
 from rlkit.run import Run
+from rlkit.training.checkpointing import PREFIX
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~:@$^=\"])")  # escaped by a backslash, as CommonMark says
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -83,22 +86,38 @@ def run_lineage(run: Run, step: int) -> dict[str, Any]:
 
 
 def run_evaluation(run: Run, step: int) -> dict[str, Any] | None:
-    """The summary of the run's `evaluation.json`, and whether it is of this checkpoint; None
-    where there is none."""
+    """The summary of the run's `evaluation.json`, and whether it is of this checkpoint, by its
+    weights (where a file of before does not tell them, by its folder); None where there is none."""
     kept = _kept(run.evaluation_path)
     rows = [_row(row) for row in kept.get("summary") or [] if isinstance(row, dict)]
     if not rows:
         return None
     played = [a for a in (kept.get("adapters") or {}).values() if isinstance(a, dict)]
-    steps = sorted({a["step"] for a in played if isinstance(a.get("step"), int)})
-    if step in steps:
+    checkpoint = run.checkpoints_folder / f"{PREFIX}{step}"
+    if any(_is(a, checkpoint, run) for a in played):
         kind = "adapter" if run.config.lora.enabled else "model"
         which = f"The {kind} of step {step}, before it was {_MADE[kind]}, is among the policies."
-    elif steps:
-        which = f"It evaluated step {', '.join(map(str, steps))}, not this checkpoint."
+    elif others := sorted({_place(a, checkpoint, run) for a in played}):
+        which = f"It evaluated {', '.join(others)}, not this checkpoint."
     else:
         which = "It does not say which checkpoint it evaluated."
     return {"split": kept.get("split", "unknown"), "which": which, "rows": rows}
+
+
+def _is(played: dict[str, Any], checkpoint: Path, run: Run) -> bool:
+    """Whether what an evaluation played is this checkpoint."""
+    if "sha256" not in played:
+        return (run.folder / str(played.get("folder"))).resolve() == checkpoint.resolve()
+    return checkpoint.is_dir() and played["sha256"] == weights_sum(checkpoint)
+
+
+def _place(played: dict[str, Any], checkpoint: Path, run: Run) -> str:
+    """What an evaluation played, in words: a step of this run, or a folder."""
+    folder = str(played.get("folder"))
+    if (run.folder / folder).resolve() == checkpoint.resolve():
+        return f"step {played.get('step')} with other weights"
+    own = Path(folder).parent == Path(checkpoint.parent.name)
+    return f"step {played.get('step')}" if own else folder
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:

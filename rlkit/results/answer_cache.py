@@ -3,7 +3,8 @@ costs nothing and a new checkpoint costs only itself.
 
 One JSONL file an author (the base model's and the adapter's content, precision, and versions),
 named by the hash of that. Its first line tells who it is, each further one holds the key of what
-was asked (chat messages and how it was decoded), the answer, and a checksum. `docs/formats.md`
+was asked (chat messages and how it was decoded), the answer, and a checksum over author, key and
+answer. `docs/formats.md`
 describes it.
 """
 
@@ -21,7 +22,7 @@ import filelock
 
 from rlkit.files import append_line, write_bytes
 
-SCHEMA = 1
+SCHEMA = 2  # 1, whose checksums left the author out, is not read: all is answered anew
 FOLDER = "answers_cache"
 # To be raised whenever the same model would answer otherwise: when sampling, decoding, the encoding
 # of prompts, or the end tokens change (rlkit/training: sampling, text, policy).
@@ -40,7 +41,8 @@ class Answers:
 
     def __init__(self, folder: Path, author: Mapping[str, Any], log: Log = print) -> None:
         self.author = {"schema": SCHEMA, **author}
-        self.path = folder / f"{content_key(self.author)[:16]}.jsonl"
+        self._key = content_key(self.author)
+        self.path = folder / f"{self._key[:16]}.jsonl"
         self.log = log
         self._known: dict[str, str] | None = None
 
@@ -53,7 +55,7 @@ class Answers:
         with self._alone():
             self._begin()
             for key, text in answers.items():
-                append_line(self.path, _line(key, text))
+                append_line(self.path, self._line(key, text))
         self._all().update(answers)
 
     def _begin(self) -> None:
@@ -82,15 +84,15 @@ class Answers:
         whole = content[: content.rfind(b"\n") + 1]
         lines = whole.splitlines()
         author = _author(lines[0]) if lines else self.author
-        foreign = author is not None and content_key(author) != content_key(self.author)
-        rows = [_row(raw) for raw in lines]
+        foreign = author is not None and content_key(author) != self._key
+        rows = [self._row(raw) for raw in lines]
         rows = rows if author is None and rows[0] else rows[1:]  # the author's line may lack
         known = {} if foreign else dict(row for row in rows if row is not None)
         if damaged := foreign or author is None or None in rows:
             what = "is of another model" if foreign else "is damaged"
             self._set_aside(what, f"{len(known)} of {len(rows)}")
         if damaged or len(whole) < len(content):
-            written = [json.dumps(self.author), *(_line(*item) for item in known.items())]
+            written = [json.dumps(self.author), *(self._line(*item) for item in known.items())]
             write_bytes(self.path, "".join(f"{line}\n" for line in written).encode("ascii"))
         return known
 
@@ -103,13 +105,24 @@ class Answers:
             "and kept, the others are asked for anew."
         )
 
+    def _line(self, key: str, text: str) -> str:
+        return json.dumps({"key": key, "answer": text, "sum": self._sum(key, text)})
+
+    def _row(self, raw: bytes) -> tuple[str, str] | None:
+        """(key, answer) of a line; None where it is damaged, or another author's."""
+        try:
+            row = json.loads(raw)
+            found = row["key"], row["answer"]
+            return found if row["sum"] == self._sum(*found) else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def _sum(self, key: str, text: str) -> str:
+        return content_key([self._key, key, text])[:16]
+
     def _alone(self) -> filelock.BaseFileLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return filelock.FileLock(self.path.parent / ".lock", timeout=60)
-
-
-def _line(key: str, text: str) -> str:
-    return json.dumps({"key": key, "answer": text, "sum": content_key([key, text])[:16]})
 
 
 def _author(raw: bytes) -> dict[str, Any] | None:
@@ -119,16 +132,6 @@ def _author(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and "schema" in found else None
-
-
-def _row(raw: bytes) -> tuple[str, str] | None:
-    """(key, answer) of a line; None where it is damaged."""
-    try:
-        row = json.loads(raw)
-        found = row["key"], row["answer"]
-        return found if row["sum"] == content_key(list(found))[:16] else None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 class CachedPolicy:

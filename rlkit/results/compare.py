@@ -24,7 +24,7 @@ from rlkit.results.evaluate import (
     policy_names,
 )
 from rlkit.results.evaluation import MAYBE_UNRECORDED
-from rlkit.results.model_content import is_model_folder
+from rlkit.results.model_content import is_model_folder, weights_sum
 from rlkit.results.players import build_policies
 from rlkit.run import Run
 from rlkit.training.checkpointing import PREFIX
@@ -32,6 +32,7 @@ from rlkit.training.policy import prompt_counter
 
 __all__ = ["build_policies", "collecting_policies", "evaluate_run", "open_run", "progress_lines",
     "wanted_policies"]  # fmt: skip
+_UNLIKE = "is of another split, corpus or judge, or other states, prompts or rewards"
 SEARCHING = ("raw_question", "scripted", "oracle", "served")
 
 
@@ -100,8 +101,9 @@ def _player(policy: Any) -> Any:
 def _played(folder: Path, run: Run) -> dict[str, Any]:
     """Which checkpoint a policy is, from the run's folder, so that its age can be told later."""
     place, step = os.path.relpath(folder, run.folder), folder.resolve().name.removeprefix(PREFIX)
-    whole = {"whole": True} if is_model_folder(folder) else {}
-    return {"folder": Path(place).as_posix(), "step": int(step) if step.isdigit() else None} | whole
+    told = {"folder": Path(place).as_posix(), "step": int(step) if step.isdigit() else None}
+    told["sha256"] = weights_sum(folder)
+    return told | ({"whole": True} if is_model_folder(folder) else {})
 
 
 def _keep(evaluation: Evaluation, run: Run, log: Callable[[str], None]) -> None:
@@ -109,7 +111,7 @@ def _keep(evaluation: Evaluation, run: Run, log: Callable[[str], None]) -> None:
     beside these is moved aside."""
     path = run.evaluation_path
     with filelock.FileLock(run.folder / ".evaluation.lock"):
-        whole, why = evaluation, "is of another split, corpus or judge, or other states or rewards"
+        whole, why = evaluation, _UNLIKE
         if path.exists():
             try:
                 earlier = load_evaluation(path)
@@ -135,7 +137,10 @@ def _tell_what_is_doubtful(
 ) -> None:
     """What an earlier evaluation does not record, and samples of it that do not hold any more."""
     recorded = [name for name in MAYBE_UNRECORDED if name in evaluation.facts]
-    if unknown := [name for name in recorded if name not in earlier.facts]:
+    unknown = [name for name in recorded if name not in earlier.facts]
+    if evaluation.has_prompts and not earlier.has_prompts:
+        unknown.append("prompts")
+    if unknown:
         log(
             f"evaluation: what was there does not record its {' and '.join(unknown)}; it is taken "
             "to be the same"
@@ -143,8 +148,9 @@ def _tell_what_is_doubtful(
     before, kept = (dict.fromkeys(e.samples["policy"]) for e in (earlier, whole))
     if lost := [name for name in before if name not in kept]:
         log(
-            f"evaluation: samples of {', '.join(lost)} are dropped, since their policy writes "
-            "something else now; give evaluation.samples to draw new ones"
+            f"evaluation: samples of {', '.join(lost)} are dropped, since other weights or another "
+            "precision play it, or it writes something else now; give evaluation.samples to draw "
+            "new ones"
         )
 
 

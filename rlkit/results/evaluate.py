@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlkit.practice.seam import searches
+from rlkit.results.answer_cache import content_key
 from rlkit.results.evaluation import (
     BASELINES,
     METRICS,
     NAMES,
     NOT_TUNED,
     PRIMARY,
+    PROMPT_SUM,
     REWARD_PARTS,
     Evaluation,
     Metric,
@@ -71,7 +73,7 @@ def evaluate_policies(
         if hasattr(policy, "release"):
             policy.release()
     facts = {"split": split, **_task_facts(task, split, states)}
-    kept = tuple(_state_row(state) for state in states)
+    kept = tuple(_state_row(state) | _prompt_sum(task, state) for state in states)
     return Evaluation.of(rows, kept, facts, sampled)
 
 
@@ -113,6 +115,13 @@ def _state_row(state: Any) -> dict[str, Any]:
         "missing": missing,
         "recorded_discovery": getattr(state, "recorded_discovery", None),
     }
+
+
+def _prompt_sum(task: Any, state: Any) -> dict[str, str]:
+    """The hash of what is asked in a state: its id stays the same when its record is edited."""
+    if not hasattr(task, "prompt"):
+        return {}
+    return {PROMPT_SUM: content_key(task.prompt(state))}
 
 
 def _known(states: Sequence[Any]) -> str:

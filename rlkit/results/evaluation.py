@@ -76,6 +76,7 @@ _STATE_KEYS = (
     "state_id", "question_id", "question", "subgoal", "round", "hops", "n_seen", "n_missing",
     "missing",
 )  # fmt: skip
+PROMPT_SUM = "prompt_sha256"  # of a state; files of before lack it
 _WORKED_OUT = ("schema", "n_questions", "n_states", "nothing_missing", "summary", "differences",
     "breakdowns")  # fmt: skip
 MAYBE_UNRECORDED = ("corpus_fingerprint", "judge")  # facts that files of before lack
@@ -91,9 +92,9 @@ class Evaluation:
     facts: `split`, `split_sizes`, for the search task `known` (gold, recorded or mixed),
     `reward_values`, `corpus_fingerprint`, `judge`, and `left_out`, the split's states that the task
     never gave, since they have nothing missing; for other tasks `metrics` and `primary`, where they
-    have their own; `adapters`, {policy: {folder, step, precision}} of those that a checkpoint or
-    a whole model (`whole`: True) plays, from the run's folder; and `precisions`, {policy: words} of
-    all that a model plays here.
+    have their own; `adapters`, {policy: {folder, step, sha256, precision}} of those that a
+    checkpoint or a whole model (`whole`: True) plays, from the run's folder; and `precisions`,
+    {policy: words} of all that a model plays here.
     """
 
     frame: pd.DataFrame
@@ -143,6 +144,11 @@ class Evaluation:
         """States that the discovery rate leaves out, since they have nothing missing; those that
         the task had left out of the split before are among them."""
         return self.facts.get("left_out", 0) + sum(s["n_missing"] == 0 for s in self.states)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether every state tells what its prompt was."""
+        return all(PROMPT_SUM in state for state in self.states)
 
     def judged_rows(self, policy: str, metric: str) -> pd.DataFrame:
         """The policy's rows that have a value of the metric (see the head of this file)."""
@@ -263,7 +269,9 @@ class Evaluation:
         if policy not in self.policies:
             return True
         before, now = (e.facts.get("adapters", {}).get(policy, {}) for e in (earlier, self))
-        same = all(before[key] == now[key] for key in before.keys() & now.keys())
+        both = before.keys() & now.keys()
+        compared = both - ({"folder", "step"} if "sha256" in both else set())  # it may have moved
+        same = all(before[key] == now[key] for key in compared)
         sampled = policy in set(self.samples["policy"])
         return same and not sampled and self._written(policy) == earlier._written(policy)
 
@@ -344,7 +352,9 @@ def _comparable(evaluation: Evaluation, other: Evaluation) -> tuple[Any, Any]:
     """What must be equal for two evaluations to stand side by side. What the other did not record
     cannot be compared."""
     left_out = {*_BY_POLICY, *(k for k in MAYBE_UNRECORDED if k not in other.facts)}
-    states = [{key: state.get(key) for key in _STATE_KEYS} for state in evaluation.states]
+    prompts = [PROMPT_SUM] * (evaluation.has_prompts and other.has_prompts)
+    wanted = *_STATE_KEYS, *prompts
+    states = [{key: state.get(key) for key in wanted} for state in evaluation.states]
     return states, {k: v for k, v in evaluation.facts.items() if k not in left_out}
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from rlkit.errors import ModelError
 
-_SAMPLES, _BYTES = 4, 4096  # of each tensor: so many places, so long each
+_SAMPLES, _BYTES = 32, 1024  # of each tensor: so many places, so long each
 _BLOCKS = 256  # places of a file of weights that is no safetensors file
 _WEIGHTS = (".safetensors", ".bin")
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".py")
@@ -46,6 +46,19 @@ def adapter_content(folder: str | Path) -> str:
             raise ModelError(f"there is no adapter at {folder}: {name} is missing; check the path.")
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def weights_sum(folder: str | Path) -> str:
+    """SHA-256 (hex) of an adapter's file of weights, as a merge's certificate has it; of a whole
+    model `model_content`.
+
+    Raises ModelError where it is neither.
+    """
+    file = Path(folder) / "adapter_model.safetensors"
+    if not file.is_file():
+        return model_content(folder)
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_model_folder(folder: str | Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,29 @@ def test_the_card_says_which_checkpoint_was_evaluated_with_n_and_interval(run: R
     assert f"| adapter, sha256 | {'a' * 64} |" in card and "99.0% survived rounding" in card
     other = run_evaluation(run, 7)
     assert "evaluated step 5, not this checkpoint" in other["which"]
+
+
+def test_an_evaluation_of_another_runs_step_5_is_not_this_ones(run: Run) -> None:
+    """Which weights were evaluated counts: a step's number is that of any run."""
+    own, theirs = (folder / "lora_checkpoints" / "checkpoint-5" for folder in
+                   (run.folder, run.folder.with_name("other")))  # fmt: skip
+    for folder, content in ((own, b"ours"), (theirs, b"theirs")):
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").write_bytes(content)
+
+    def which(folder: str, content: bytes | None) -> str:
+        played = {"folder": folder, "step": 5}
+        if content is not None:
+            played["sha256"] = hashlib.sha256(content).hexdigest()
+        write_json(run.evaluation_path, summary(5) | {"adapters": {"tuned": played}})
+        return run_evaluation(run, 5)["which"]
+
+    ours, other = "lora_checkpoints/checkpoint-5", "../other/lora_checkpoints/checkpoint-5"
+    assert "is among the policies" in which(ours, b"ours")
+    assert "is among the policies" in which("../copied/checkpoint-5", b"ours")
+    assert which(other, b"theirs") == f"It evaluated {other}, not this checkpoint."
+    assert which(other, None) == f"It evaluated {other}, not this checkpoint."  # a file of before
+    assert "evaluated step 5 with other weights, not this" in which(ours, b"of before")
 
 
 def test_a_run_without_an_evaluation_or_with_a_damaged_one_has_a_card(run: Run) -> None:

@@ -132,6 +132,20 @@ def test_no_answer_is_taken_from_a_file_of_another_author(tmp_path: Path) -> Non
     assert "is of another model" in said[0] and "0 of 3 answers" in said[0]
 
 
+def test_answers_under_the_first_line_of_another_author_are_not_taken(tmp_path: Path) -> None:
+    other = cached(tmp_path, author={**AUTHOR, "adapter": "45"})
+    mine = cached(tmp_path)
+    for policy in (other, mine):
+        policy.write_batch(STATES)
+    first, _ = mine.answers.path.read_bytes().split(b"\n", 1)
+    _, rows = other.answers.path.read_bytes().split(b"\n", 1)
+    mine.answers.path.write_bytes(first + b"\n" + rows)
+    said: list[str] = []
+    again = cached(tmp_path, said.append)
+    again.write_batch(STATES)
+    assert again.policy.asked == ["a", "b", "c"] and "0 of 3 answers" in said[0]
+
+
 def test_more_samples_cost_only_the_rest(tmp_path: Path) -> None:
     def sampler(seed: int = 7) -> CachedSampler:
         answers = Answers(tmp_path, AUTHOR)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +14,13 @@ import torch
 from torch import nn
 
 from rlkit.config import RunConfig
-from rlkit.errors import AgentError, RunError
+from rlkit.errors import AgentError, DataError, RunError
 from rlkit.results import players
 from rlkit.results.answer_cache import DECODING
 from rlkit.results.chosen import chosen_folders
 from rlkit.results.compare import _keep, _played, evaluate_run
 from rlkit.results.evaluate import evaluate_policies, load_evaluation
+from rlkit.results.model_content import model_content
 from rlkit.results.players import build_policies
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
@@ -52,12 +55,16 @@ def test_every_checkpoint_has_a_name_of_its_own_and_none_takes_a_baselines(tmp_p
     ]  # fmt: skip
 
 
+def _save_weights(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+
+
 def checkpoints_with_a_best(run: Path) -> SimpleNamespace:
     folder = run / "lora_checkpoints"
     for step in (4, 8):
         state = {"best_step": 4}
         write_checkpoint(
-            folder / f"checkpoint-{step}", Path.exists, state, {}, {"x": torch.ones(1)}
+            folder / f"checkpoint-{step}", _save_weights, state, {}, {"x": torch.ones(1)}
         )
     return SimpleNamespace(folder=run, checkpoints_folder=folder)
 
@@ -72,7 +79,9 @@ def test_the_best_checkpoint_on_dev_can_be_asked_for_by_a_word_or_a_parameter(
     assert said == ["evaluation: the best checkpoint is checkpoint-4"]
     both = chosen_folders(run, False, [Path("best"), "newest"], print)
     assert both == {"tuned": best, "checkpoint-8": newest}
-    assert _played(best, run) == {"folder": "lora_checkpoints/checkpoint-4", "step": 4}
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    said = {"folder": "lora_checkpoints/checkpoint-4", "step": 4, "sha256": sha256}
+    assert _played(best, run) == said
     other = SimpleNamespace(folder=tmp_path / "other", checkpoints_folder=tmp_path / "other")
     assert _played(best, other)["folder"] == "../run/lora_checkpoints/checkpoint-4"
     with pytest.raises(RunError, match="has no checkpoint yet, so none is the best"):
@@ -141,6 +150,59 @@ def test_samples_that_do_not_hold_any_more_are_dropped_with_a_word(
     assert not any("dropped" in line for line in said)
     assert kept(toy_policies["untouched"]) == 0
     assert any("samples of tuned are dropped" in line for line in said)
+
+
+def test_states_whose_record_was_edited_do_not_stand_beside_those_of_before(
+    tmp_path: Path, toy_task: Any, toy_policies: Any, toy_states: Any
+) -> None:
+    """The states' ids and what they miss stay the same; what is asked in them does not."""
+    said: list[str] = []
+    run = SimpleNamespace(folder=tmp_path, evaluation_path=tmp_path / "evaluation.json")
+
+    def keep(policy: str, words: str | None) -> list[str]:
+        if words is not None:
+            toy_task.prompt = lambda state: [{"role": "user", "content": words}]
+        elif hasattr(toy_task, "prompt"):
+            del toy_task.prompt
+        found = evaluate_policies(toy_task, {policy: toy_policies[policy]}, toy_states[:2])
+        _keep(found, run, said.append)
+        return load_evaluation(run.evaluation_path).policies
+
+    keep("oracle", None)
+    assert keep("tuned", "as it was") == ["tuned", "oracle"]  # nobody knows of the oracle's
+    assert any("does not record its prompts" in line for line in said)
+    keep("tuned", "as it was")
+    assert keep("untouched", "as it was") == ["tuned", "untouched", "oracle"]
+    assert keep("untouched", "CHANGED") == ["untouched"]
+    assert "other states, prompts or rewards; it is now evaluation-1.json" in said[-2]
+
+
+def test_samples_of_a_checkpoint_that_was_moved_stay(toy_evaluation: Any) -> None:
+    def played(folder: str, sha256: str | None, samples: bool = False) -> Any:
+        told = {"folder": folder, "step": 5, "precision": "float32"}
+        told |= {"sha256": sha256} if sha256 else {}
+        facts = toy_evaluation.facts | {"adapters": {"tuned": told}}
+        drawn = toy_evaluation.frame[toy_evaluation.frame["policy"] == "tuned"].head(3)
+        drawn = drawn.assign(sample=0)[toy_evaluation.samples.columns]
+        return replace(toy_evaluation, facts=facts, samples=drawn if samples else drawn.head(0))
+
+    for before, now, kept in (
+        (("a", "0"), ("b", "0"), 3),
+        (("a", "0"), ("a", "1"), 0),
+        (("a", None), ("a", "0"), 3),
+        (("a", None), ("b", "0"), 0),
+    ):
+        joined = played(*now).joined(played(*before, samples=True))
+        assert len(joined.samples) == kept, (before, now)
+
+
+def test_a_checkpoint_that_is_named_and_damaged_is_not_compared(tmp_path: Path) -> None:
+    run = checkpoints_with_a_best(tmp_path)
+    named = run.checkpoints_folder / "checkpoint-4"
+    assert chosen_folders(run, False, [named], print) == {"tuned": named}
+    (named / "pending.safetensors").write_bytes(b"changed")
+    with pytest.raises(DataError, match="pending.safetensors is missing or damaged"):
+        chosen_folders(run, False, [named], print)
 
 
 def test_a_run_without_a_checkpoint_says_that_no_tuned_executor_is_compared(tmp_path: Path) -> None:
@@ -264,6 +326,7 @@ def test_a_merged_model_is_compared_beside_its_adapter_and_writes_the_same(
     assert written["tuned"].tolist() == written["merged-2"].tolist()
     precision = found.facts["adapters"]["tuned"]["precision"]  # the debug model is not quantised
     said = {"folder": "../merged-2", "step": None, "precision": precision, "whole": True}
+    said["sha256"] = model_content(merged)
     assert found.facts["precisions"] == {"tuned": precision, "merged-2": precision}
     assert found.pairs()[-1] == ("merged-2", "tuned")
     assert found.facts["adapters"]["merged-2"] == said

@@ -53,6 +53,17 @@ def test_another_configuration_tokenizer_or_template_makes_another_model(
     assert model_content(folder) != before
 
 
+def test_rows_between_the_quarters_of_a_large_tensor_count(folder: Path) -> None:
+    """1 MiB is looked at every 32 KiB: at 64, 96 and 128 of the rows that are changed, bytes
+    40,000 to 140,000; no quarter of it (0, 256, 512, 768 KiB) is near."""
+    large = np.zeros((1024, 256), np.float32)
+    save_file({"embeddings": large}, folder / "model.safetensors")
+    before = model_content(folder)
+    large.reshape(-1)[10_000:35_000] = 1
+    save_file({"embeddings": large}, folder / "model.safetensors")
+    assert model_content(folder) != before
+
+
 def test_weights_in_another_format_count_as_well(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"a" * 100_000)
     before = model_content(folder)
