@@ -16,7 +16,8 @@ from rlkit.results.templating import template
 
 def page() -> jinja2.Template:
     """The report's page."""
-    return template("report.html.j2", number=number, signed=signed, p_value=p_value)
+    return template("report.html.j2", number=number, signed=signed, p_value=p_value,
+                    claimed=statistics.claimed)  # fmt: skip
 
 
 def number(value: float | None, digits: int = 2) -> str:

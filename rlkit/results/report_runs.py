@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -23,7 +24,7 @@ from rlkit.results.statistics import (
     interval_text,
     seeds_interval,
 )
-from rlkit.results.story import tuned_policy
+from rlkit.results.story import ending, tuned_policy
 
 Runs = Sequence[dict[str, Any]]  # of `report._content`
 _DATA = ("git.commit", "data_fingerprint", "corpus_fingerprint", "device", "known", "split")
@@ -50,7 +51,7 @@ def side_by_side(runs: Runs) -> dict[str, Any]:
     policies = dict.fromkeys(p for run in evaluated for p in run["evaluation"].policies)
     primary = {run["evaluation"].primary for run in evaluated}
     alike = _by_settings(evaluated)
-    seeds = [found for same in alike for found in _over_seeds(same)]
+    seeds = _told([found for same in alike for found in _over_seeds(same)])
     return {
         "parameters": differing(runs),
         "policies": list(policies),
@@ -193,21 +194,29 @@ def _averaged(
     most = first["evaluation"].largest_difference(metric)
     found = seeds_interval(values, share=share, most=most)
     a, b = (first["names"].get(name, name) for name in pair)
-    title = f"{first['evaluation'].metrics[metric].title}, {a} minus {b}"
-    if twice:
-        found = found._replace(averaged=_NOTHING)
-        sentence = _twice_sentence(title, twice, found)
-    else:
-        sentence = _seeds_sentence(title, found)
     return {
-        "title": f"{title} (not averaged)" if twice else title,
-        "interval": found,
+        "title": f"{first['evaluation'].metrics[metric].title}, {a} minus {b}",
+        "interval": found._replace(averaged=_NOTHING) if twice else found,
         "runs": [run["name"] for run in by_seed.values()],
-        "sentence": sentence,
-        "picture": picture(
-            lambda: report_plots.forest(_named(found), title, "difference"), sentence
-        ),
+        "twice": twice,
     }
+
+
+def _told(averages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With sentence and picture of each, and Holm's p over them all."""
+    adjusted = holm([row["interval"].averaged.p for row in averages])
+    compared, told = sum(p is not None for p in adjusted), []
+    for row, p in zip(averages, adjusted, strict=True):
+        title, found, twice = (row[key] for key in ("title", "interval", "twice"))
+        sentence = (
+            _twice_sentence(title, twice, found)
+            if twice
+            else _seeds_sentence(title, found, p, compared)
+        )
+        shown = partial(report_plots.forest, _named(found), title, "difference")
+        said = {"holm": p, "sentence": sentence, "picture": picture(shown, sentence)}
+        told.append(row | said | {"title": f"{title} (not averaged)" if twice else title})
+    return told
 
 
 def _named(found: SeedsInterval) -> dict[str, PairedInterval]:
@@ -224,12 +233,11 @@ def _twice_sentence(title: str, twice: Sequence[int], found: SeedsInterval) -> s
     )
 
 
-def _seeds_sentence(title: str, found: SeedsInterval) -> str:
+def _seeds_sentence(title: str, found: SeedsInterval, adjusted: float | None, compared: int) -> str:
     each = ", ".join(f"{i.mean:+.2f} with seed {s}" for s, i in found.per_seed.items() if i.n)
-    verdict = found.averaged.caution or f"The verdict is: {found.averaged.verdict}."
     return (
         f"{title}, averaged over {len(found.per_seed)} seeds: {interval_text(found)} questions "
-        f"that all of them have ({each}). {verdict}"
+        f"that all of them have ({each}). {ending(found.averaged, adjusted or 0.0, compared)}"
     )
 
 

@@ -112,6 +112,14 @@ class PairedInterval(NamedTuple):
         return ""
 
 
+def claimed(interval: PairedInterval, adjusted: float | None = None) -> str:
+    """The verdict, as far as the p-value that is adjusted for several comparisons lets one claim
+    it."""
+    if interval.verdict in ("higher", "lower") and (adjusted or 0.0) > ALPHA:
+        return "no clear difference (Holm)"
+    return interval.verdict
+
+
 def no_interval(n: int) -> str:
     """Why a mean of n >= 1 values has no interval."""
     if n < 2:

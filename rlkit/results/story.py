@@ -53,7 +53,7 @@ def headline(evaluation: Evaluation) -> list[str]:
     compared = sum(p is not None for p in adjusted.values())
     return [
         _sentence(
-            evaluation, pair, found[pair], _ending(found[pair], adjusted[pair] or 0.0, compared)
+            evaluation, pair, found[pair], ending(found[pair], adjusted[pair] or 0.0, compared)
         )
         for pair in ((tuned, base) for base in bases)
     ]
@@ -140,7 +140,7 @@ def _ends(interval: PairedInterval) -> str:
     return f"95 % interval {interval.low:+.2f} to {interval.high:+.2f}"
 
 
-def _ending(interval: PairedInterval, adjusted: float, compared: int) -> str:
+def ending(interval: PairedInterval, adjusted: float, compared: int) -> str:
     """What the interval and Holm's p over the `compared` pairs let one claim, and the caution that
     belongs to it."""
     claim = _ENDINGS.get(interval.verdict, "")

@@ -13,8 +13,8 @@ import pytest
 
 from rlkit.results.evaluate import Evaluation, load_evaluation
 from rlkit.results.report import write_report
-from rlkit.results.report_runs import compare, differing, side_by_side
-from rlkit.results.statistics import paired_interval
+from rlkit.results.report_runs import _told, compare, differing, side_by_side
+from rlkit.results.statistics import PairedInterval, SeedsInterval, claimed, paired_interval
 
 NOON = datetime(2026, 1, 2, 12, 0)
 
@@ -66,6 +66,20 @@ def test_the_difference_is_averaged_over_seeds_with_each_beside_it(seed_runs) ->
     # both seeds have the same questions, so that the mean of means is the mean
     assert found["interval"].mean == pytest.approx((each[0].mean + each[1].mean) / 2)
     assert f"{each[1].mean:+.2f} with seed 8" in found["sentence"]
+
+
+def test_several_averages_are_corrected_for_being_several() -> None:
+    """Against two baselines p = 0.04 and 0.6 become 0.08 and 0.6: nothing is claimed of the first,
+    whose interval leaves 0 out."""
+    found = [PairedInterval(30, 0.2, 0.01, 0.39, 25, p) for p in (0.04, 0.6)]
+    rows = [{"title": "t", "interval": SeedsInterval(i, {7: i, 8: i}), "twice": []} for i in found]
+    first, second = _told(rows)
+    assert (first["holm"], second["holm"]) == (0.08, 0.6)
+    assert "corrected for the 2 comparisons p is 0.08 (Holm), so no difference" in first["sentence"]
+    (alone,) = _told(rows[:1])
+    assert alone["holm"] == 0.04 and alone["sentence"].endswith("This is a rise.")
+    assert claimed(found[0], 0.08) == "no clear difference (Holm)"
+    assert claimed(found[0], 0.04) == claimed(found[0]) == "higher"
 
 
 def test_runs_with_other_parameters_are_not_averaged(seed_runs) -> None:
