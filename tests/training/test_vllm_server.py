@@ -4,8 +4,13 @@ The real one is in test_live_vllm.py."""
 from __future__ import annotations
 
 import gc
+import json
 import math
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +22,8 @@ from rlkit.training import vllm_server
 from rlkit.training.adapters import load_lora_checkpoint, save_lora_checkpoint
 from rlkit.training.engines import Asked, check_engine
 from rlkit.training.loop import train
-from rlkit.training.ranks import Ranks
+from rlkit.training.ranks import Ranks, joined
+from rlkit.training.schedule import state_order
 from rlkit.training.vllm_requests import request_seed
 from tests.training.conftest import LetterTask, tiny_base, tiny_config, tiny_trainer
 from tests.training.fake_vllm import FakeVllm
@@ -171,6 +177,47 @@ def test_only_main_hands_over_adapters_and_the_others_sample_under_its_name(tmp_
     sampled = other.engine.sample(Asked([65, 66], "s0", 0, range(4)))
     assert len(sampled.rows()) == 4 and len(server.of(LOAD)) == 1
     assert server.of(COMPLETIONS)[-1]["model"] == server.of(LOAD)[0]["lora_name"]
+
+
+@pytest.mark.slow
+def test_two_processes_at_one_server_sample_what_one_process_samples(root, tmp_path, server):
+    """Two steps of one group each on two processes, against one process with twice the steps: four
+    groups, then a move; main hands over two adapters, whose tokens are the same."""
+    found = {}
+    for size, accumulation in ((1, 4), (2, 2)):
+        before, out = len(server.of(LOAD)), tmp_path / f"{size}.json"
+        subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            + [f"--nproc_per_node={size}", "-m", "tests.training.test_vllm_server"]
+            + [str(tmp_path / str(size)), server.url, str(accumulation), str(out)],
+            cwd=root,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+            timeout=300,
+        )
+        found[size] = json.loads(out.read_text())
+        assert len(server.of(LOAD)) - before == 2
+    assert found[1] == found[2] and len(found[1]) == 8
+
+
+def main(folder: str, url: str, accumulation: str, out: str) -> None:
+    torch.set_num_threads(1)
+    overrides = [f"training.gradient_accumulation_steps={accumulation}", "checker.patience=60"]
+    config = tiny_config(Path(folder), learning_rate=0.1).with_overrides(
+        "rollout.engine=vllm_server", f"rollout.base_url={url}", *overrides
+    )
+    with joined() as ranks:
+        task = LetterTask(reward=lambda k, text: float(k))
+        trainer = tiny_trainer(config, task, run=False, ranks=ranks)
+        tokens, size = [], ranks.size
+        for step in range(2 * int(accumulation)):
+            states = state_order(task.states("train"), 7, step * size, size)
+            trainer.training_step(states)
+            if ranks.is_main:
+                tokens += [group.sampled.rows() for group in trainer.last_groups]
+        if ranks.is_main:
+            Path(out).write_text(json.dumps(tokens))
+        ranks.barrier()
 
 
 def test_adapters_wait_in_the_run_s_folder_or_in_the_one_that_is_named(tmp_path, server):
@@ -371,3 +418,7 @@ def test_by_default_the_server_is_the_one_of_the_model_section(tmp_path, server)
     )
     steps(tiny_trainer(config, run=False), 1)
     assert vllm_server._requester(config, print).address == server.url
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
