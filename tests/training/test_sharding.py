@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, ModelError
 from rlkit.run import Run
 from rlkit.training import sharding
@@ -177,6 +178,30 @@ def test_a_process_that_fails_under_a_divided_base_ends_the_job_with_its_reason(
         _launch(root, FSDP, tmp_path, "debug", "fails")
     said = capfd.readouterr().err
     assert "JobError: rank 1 failed: ValueError: the judge is gone" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "strategy"), [("fsdp", "fsdp"), ("deepspeed_zero3", "zero3")])
+def test_a_shipped_file_trains_through_the_command_line(root, tmp_path, name, strategy):
+    if strategy == "zero3":
+        pytest.importorskip("deepspeed")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"]
+    command += ["--config_file", f"params/accelerate/{name}.yaml", "--main_process_port", "0"]
+    command += ["-m", "rlkit", "train", "--params", "params/debug.yaml", "--set"]
+    command += [f"output_root={tmp_path}", f"run_name={name}", "training.num_epochs=1"]
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"divided by {strategy}" in done.stdout and "learning rate stays" in done.stdout
+    run = Run.open(RunConfig.load(tmp_path / name / "config.yaml"), create=False)
+    assert run.status()["state"] == "finished" and len(run.read_metrics()) == 3  # with step 0
+    assert (tmp_path / name / "lora_checkpoints/checkpoint-2/adapter_model.safetensors").is_file()
 
 
 def _adapter(model) -> torch.Tensor:
