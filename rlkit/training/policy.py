@@ -148,8 +148,9 @@ def load_base_model(
     Raises ModelError with what was asked for where transformers cannot load it.
     """
     transformers.utils.logging.disable_progress_bar()
-    # else transformers reads weights in one process a machine only, for accelerate to hand on
-    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    if "FSDP_CPU_RAM_EFFICIENT_LOADING" in os.environ:  # accelerate launch, with FSDP
+        # else transformers reads weights in one process a machine only, for accelerate to hand on
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     source = resolve_base_model(base_path)
     options: dict[str, Any] = {"dtype": precision.dtype, "attn_implementation": attention.NAME}
     if precision.four_bit:
