@@ -4,10 +4,12 @@ adapter, what rounding left of the update, and a verdict in words."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from rlkit.deploy.probe import Difference
 from rlkit.files import plain, read_object
@@ -28,6 +30,9 @@ class GreedyText:
     merged: str
     tokens: int  # that base and adapter wrote
     same_tokens: int  # up to the first one that differs
+    prompt_ids: str  # token ids with blanks between: a text need not give them back
+    adapter_ids: str
+    merged_ids: str
 
     @property
     def same(self) -> bool:
@@ -171,12 +176,22 @@ def adapter_record(folder: Path) -> dict[str, Any]:
 
 
 def greedy_texts(
-    names: Iterable[str], first: Sequence[list[int]], second: Sequence[list[int]], tokenizer: Any
+    prompts: Mapping[str, Tensor],
+    first: Sequence[list[int]],
+    second: Sequence[list[int]],
+    tokenizer: Any,
 ) -> tuple[GreedyText, ...]:
-    """The completions (token ids) of both models as texts, prompt by prompt."""
+    """The completions (token ids) of both models as texts, prompt (1, P) by prompt."""
     return tuple(
-        GreedyText(name, decode(tokenizer, a), decode(tokenizer, b), len(a), _same_tokens(a, b))
-        for name, a, b in zip(names, first, second, strict=True)
+        GreedyText(
+            name,
+            decode(tokenizer, a),
+            decode(tokenizer, b),
+            len(a),
+            _same_tokens(a, b),
+            *(" ".join(map(str, ids)) for ids in (prompt[0].tolist(), a, b)),
+        )
+        for (name, prompt), a, b in zip(prompts.items(), first, second, strict=True)
     )
 
 

@@ -48,6 +48,13 @@ class Base:
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
         return self._read(transformers.AutoTokenizer)
 
+    def skeleton(self) -> transformers.PreTrainedModel:
+        """The model without its weights."""
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(
+                self.config(), trust_remote_code=self.trust_remote_code
+            )
+
     def load(self, dtype: torch.dtype, **options: Any) -> transformers.PreTrainedModel:
         """The model in `dtype`, on the CPU unless `options` of `from_pretrained` say otherwise."""
         transformers.utils.logging.disable_progress_bar()
@@ -64,18 +71,14 @@ class Base:
             ) from error
 
 
-def check_adapters(base: Base, adapters: Sequence[Path]) -> list[str]:
+def check_adapters(base: Base, adapters: Sequence[Path], empty: nn.Module) -> list[str]:
     """Find adapters of another base before any weight is loaded; a sentence about each that does
     not say by a hash that it is this one.
 
-    Shapes are compared on an empty model, and the names of the bases by their last part, so that a
-    model's folder may have been moved; an adapter of a quantised base has another name. Raises
-    ModelError naming both bases.
+    Shapes are compared on `empty`, the base's skeleton, and the names of the bases by their last
+    part, so that a model's folder may have been moved; an adapter of a quantised base has another
+    name. Raises ModelError naming both bases.
     """
-    with torch.device("meta"):
-        empty = transformers.AutoModelForCausalLM.from_config(
-            base.config(), trust_remote_code=base.trust_remote_code
-        )
     doubts = []
     for adapter in adapters:
         check_adapter(adapter, empty, base.name, embeddings=True)

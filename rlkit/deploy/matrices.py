@@ -86,6 +86,8 @@ def _pairs(adapter: str | Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float
     names = sorted(key.removesuffix(ending) for key in tensors if key.endswith(ending))
     if not names:
         raise ModelError(f"the adapter at {folder} holds no LoRA matrices; use another checkpoint.")
+    if lone := [name for name in names if f"{name}.lora_B.weight" not in tensors]:
+        raise ModelError(f"the adapter at {folder} has no B for {lone[0]}; use another checkpoint.")
     return {
         name.removeprefix(_PREFIX): (
             tensors[f"{name}{ending}"].float(),

@@ -27,6 +27,7 @@ from rlkit.deploy.certificate import Certificate, Exported
 from rlkit.deploy.held_out import held_out_prompts
 from rlkit.deploy.loading import Base, check_adapters, short_name, untie, with_adapters
 from rlkit.deploy.model_card import model_card, run_evaluation, run_lineage
+from rlkit.deploy.place import check_shard_size, place_for, tidy
 from rlkit.deploy.probe import (
     PROMPTS,
     Difference,
@@ -84,7 +85,10 @@ def merge_run(
         asked = f"no checkpoint of step {missing[0]}" if missing else "no checkpoint to merge"
         raise RunError(f"{folder} holds {asked}; there are: {held}.")
     base = config.model.base_model_path
+    check_shard_size(max_shard_size)
     root = Path(output_dir or config.merge.output_dir or run.merged_folder)
+    for step in there:
+        tidy(root / f"{short_name(base)}-grpo-step{step}")
     outputs = {step: root / f"{short_name(base)}-grpo-step{step}" for step in steps}
     new = {step: output for step, output in outputs.items() if not output.exists()}
     for output in outputs.values():
@@ -155,10 +159,12 @@ def export_model(
     card, and without what only training needs. `base_path` is what training began with."""
     run, record = run or RunFacts(), base_record(base_path) or {}
     hashes = {part: record.get(part) for part in ("config", "weights", "rows")}
+    check_shard_size(max_shard_size)
     told = Exported(output.name, dtype, {"name": str(base_path), **hashes}, str(checkpoint))
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=DTYPES[dtype])
-    with new_folder(output) as temporary:
+    size = sum(p.numel() for p in model.parameters()) * DTYPES[dtype].itemsize
+    with place_for(output, size), new_folder(output) as temporary:
         model.save_pretrained(temporary, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(temporary)
         write_json(temporary / proof.FILE, told.as_dict())
@@ -185,16 +191,35 @@ def merge_lora_to_base(
     bfloat16 or float16. The certificate is made on `prompts` ({id: text or chat messages}), else on
     those of `run`, else on three built-in texts. The folder appears whole, or not at all.
 
-    Raises RunError where `output_path` exists, and ModelError where the base is quantised, where
-    the adapter was trained on another base, is damaged, or where the merged logits differ.
+    Raises RunError where `output_path` exists or cannot be written, and ModelError where the base
+    is quantised, where the adapter was trained on another base, is damaged, or where the merged
+    logits differ.
     """
     output, adapters = Path(output_path), _listed(adapter_path)
     if output.exists():
         raise RunError(f"{output} exists already and is never overwritten; move it away.")
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
+    check_shard_size(max_shard_size)
     base, run = Base.of(base_path, trust_remote_code), run or RunFacts()
-    doubts = check_adapters(base, adapters)
+    empty = base.skeleton()
+    doubts = check_adapters(base, adapters, empty)
+    size = sum(parameter.numel() for parameter in empty.parameters()) * DTYPES[dtype].itemsize
+    with place_for(output, size):
+        return _merge(base, adapters, output, dtype, prompts, max_shard_size, run, doubts)
+
+
+def _merge(
+    base: Base,
+    adapters: Sequence[Path],
+    output: Path,
+    dtype: str,
+    prompts: Mapping[str, Prompt] | None,
+    max_shard_size: str,
+    run: RunFacts,
+    doubts: Sequence[str],
+) -> Certificate:
+    """`merge_lora_to_base`, once all that can be known before anything is loaded is sound."""
     tokenizer = base.tokenizer()
     asked = encode(tokenizer, prompts or run.prompts or PROMPTS, run.enable_thinking)
     before = _served(base, adapters, tokenizer, asked, DTYPES[dtype])
@@ -212,10 +237,10 @@ def merge_lora_to_base(
         tokenizer.save_pretrained(temporary)
         del merged  # so that two copies are never in memory at once
         gc.collect()
-        reloaded = Base.of(temporary, trust_remote_code).load(DTYPES[dtype])
+        reloaded = Base.of(temporary, base.trust_remote_code).load(DTYPES[dtype])
         after = _answers(reloaded, tokenizer, asked, before.texts)
         if not math.isfinite(compare(before.logits, after.logits).max_difference):
-            raise ModelError(f"{base_path} does not fit into {dtype}; merge it as bfloat16.")
+            raise ModelError(f"{base.name} does not fit into {dtype}; merge it as bfloat16.")
         certificate = Certificate(
             name=output.name,
             dtype=dtype,

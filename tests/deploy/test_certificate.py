@@ -105,6 +105,10 @@ def test_the_greedy_texts_are_those_of_the_folder_on_disk(merged) -> None:
             ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
     (text, *_) = [text for text in report.greedy if text.prompt == "built-in 1"]
     assert text.merged.startswith(tokenizer.decode(ids[0, length : length + 4]).rstrip("\ufffd"))
+    written = [int(token) for token in text.merged_ids.split()]  # not what the text would give
+    assert written[:6] == ids[0, length:].tolist()
+    assert [int(token) for token in text.prompt_ids.split()] == ids[0, :length].tolist()
+    assert len(text.adapter_ids.split()) == text.tokens
     assert text.same == (text.adapter == text.merged) and text.same_tokens <= text.tokens
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import peft
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlkit.config import RunConfig
-from rlkit.deploy import merge
+from rlkit.deploy import loading, merge
 from rlkit.deploy.merge import merge_lora_to_base, merge_run
 from rlkit.errors import DataError, ModelError, RunError
 from rlkit.run import Run
@@ -92,6 +96,51 @@ def test_an_existing_output_is_never_overwritten(base: Path, adapter: Path, tmp_
     with pytest.raises(RunError, match="never overwritten"):
         merge_lora_to_base(base, adapter, tmp_path / "merged")
     assert list((tmp_path / "merged").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("a-file/merged", "nothing can be written as .*a-file/merged"),
+        ("n" * 250, "nothing can be written as .*File name too long"),
+        ("link", "link is a link that leads nowhere"),
+        ("full", r"full needs 5.4e-05 GB and 0 GB are free there"),
+        ("made/later", "nothing can be written as .*Read-only"),
+        ("busy", "another process is saving .*busy just now"),
+        ("sizes", "max_shard_size is 'banana'; give a number and a unit"),
+    ],
+)
+def test_what_is_wrong_with_a_place_is_said_before_anything_is_loaded(
+    place: str, words: str, base: Path, adapter: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """The debug model has 26,912 weights, 53,824 bytes in bfloat16."""
+    monkeypatch.setattr(loading.Base, "load", None)
+    (tmp_path / "a-file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    if place == "full":
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    if place == "made/later":
+        error = OSError(30, "Read-only file system")
+        monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=error))
+    with FileLock(tmp_path / ".busy.lock"), pytest.raises((RunError, ModelError), match=words):
+        size = "banana" if place == "sizes" else "5GB"
+        merge_lora_to_base(base, adapter, tmp_path / place, max_shard_size=size)
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_a_killed_merge_left_is_gone_with_the_next_one_of_the_run(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    merged = tmp_path / "tiny" / "merged"
+    merge_run(config, [100])
+    left = merged / ".tiny-qwen3-grpo-step5.abcd_123"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half of it")
+    with FileLock(merged / ".tiny-qwen3-grpo-step5.lock"):  # it is being written
+        merge_run(config, [100])
+        assert left.exists()
+    merge_run(config, [100])
+    assert [path.name for path in merged.iterdir()] == ["tiny-qwen3-grpo-step100"]
 
 
 def test_an_adapter_for_another_base_is_named_with_both(
