@@ -15,7 +15,7 @@ from typing import Any
 
 from rlkit.config import RunConfig
 from rlkit.doctor import data, language, needs, servers, setup
-from rlkit.doctor.look import Finding, Look, finding, line_of, refused
+from rlkit.doctor.look import Finding, Look, finding, line_of, plugin_fault, refused
 from rlkit.errors import RlkitError
 
 __all__ = ["CHECKS", "Finding", "full_check", "line_of", "quick_check"]
@@ -71,6 +71,10 @@ def _checks(look: Look) -> Iterator[Finding]:
             found = check(look)
         except (RlkitError, OSError, MemoryError) as error:
             found = refused(error)
+        except Exception as error:
+            found = plugin_fault(config, error)
+            if found is None:
+                raise
         if found is not None:
             if found[0] == "fail":
                 look.failed.add(subject)

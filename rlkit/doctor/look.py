@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rlkit.config import RunConfig
+from rlkit.config import DOTTED, RunConfig
 from rlkit.errors import RlkitError
+from rlkit.files import flat
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Library
 from rlkit.library.orchestrator import SearchOrchestrator
@@ -70,6 +72,33 @@ def refused(error: BaseException) -> Said:
     text = one_line(str(error)) or "no reason given"
     todo = "look at rights and free space" if isinstance(error, OSError) else "free memory"
     return "fail", f"{type(error).__name__}: {text[:300]}", todo
+
+
+def plugin_fault(config: RunConfig, error: Exception) -> Said | None:
+    """What is said where a plug-in of the parameters raised, which may raise anything; None where
+    it was none, so that a fault of rlkit's own is not hidden."""
+    values = [v for inner in flat(config.as_dict()).values() for v in _each(inner)]
+    dotted = [v for v in values if isinstance(v, str) and DOTTED.fullmatch(v)]
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    for name in dict.fromkeys(dotted):
+        module = name.partition(":")[0]
+        package = module if module.startswith("rlkit.") else module.partition(".")[0]
+        raised = [
+            (frame.f_code.co_filename, line)
+            for frame, line in frames
+            if f"{frame.f_globals.get('__name__')}.".startswith(f"{package}.")
+        ]
+        if isinstance(error, SyntaxError) and Path(error.filename or "").stem == module:
+            raised, error = [(error.filename, error.lineno)], type(error)(error.msg)
+        if raised:
+            text = f"{name} raised {type(error).__name__}: {one_line(str(error))[:300]}"
+            where = " ({}, line {})".format(*raised[-1])
+            return "fail", text + where, "mend the plug-in, or name another one"
+    return None
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 @dataclass

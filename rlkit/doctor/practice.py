@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlkit.agents.clues import format_clues
 from rlkit.config import RunConfig
-from rlkit.doctor.look import Finding, Look, finding, refused
+from rlkit.doctor.look import Finding, Look, finding, plugin_fault, refused
 from rlkit.doctor.needs import judge_peak, memory_needed
 from rlkit.doctor.setup import adapters_of
 from rlkit.doctor.step import judge_prompts, judge_step, judge_time
@@ -47,6 +48,11 @@ def practice(look: Look) -> Iterator[Finding]:
                 yield from _practice(look, Path(place))
         except (RlkitError, OSError, MemoryError, OUT_OF_MEMORY) as error:
             yield finding("step", refused(error))
+        except Exception as error:
+            said = plugin_fault(look.config, error)
+            if said is None:
+                raise
+            yield finding("step", said)
 
 
 def _practice(look: Look, place: Path) -> Iterator[Finding]:
@@ -71,7 +77,8 @@ def _practice(look: Look, place: Path) -> Iterator[Finding]:
 
     train, limit = task.states("train"), longest_text(model.config)
     lengths = [length(state) for state in sample_of(train, PROMPTS)]
-    yield finding("prompts", judge_prompts(lengths, action, limit))
+    least = len(tokenizer(_shortest(look), add_special_tokens=False)["input_ids"]) + 1
+    yield finding("prompts", judge_prompts(lengths, action, limit, least))
     if not train:
         return
     first = state_order(train, config.seed, 0, min(len(train), PROMPTS))  # as the run begins
@@ -83,11 +90,18 @@ def _practice(look: Look, place: Path) -> Iterator[Finding]:
         return
     trainer = GRPOTrainer(config, task, model, tokenizer, run, log=_unsaid)
     trial = try_step(trainer, states)
-    yield from judge_step(trial, warmed=look.config.model.init_adapter != "auto" or _is_warm(look))
+    warmed = look.config.model.init_adapter != "auto" or _is_warm(look)
+    yield from judge_step(trial, warmed=warmed, temperature=config.grpo.temperature)
     if trial.peak is not None:
         yield finding("memory peak", judge_peak(trial.peak, memory_needed(look)))
     steps = look.config.training.total_steps(_train_states(look, config, train))
     yield finding("time", judge_time(trial.seconds, steps, config.training.batch_size))
+
+
+def _shortest(look: Look) -> str:
+    """The shortest action that can be read: one clue of one sign; of other tasks, one sign."""
+    layout = look.config.executor.layout
+    return format_clues(["x"], layout) if look.searches else "x"
 
 
 def _aside(look: Look, place: Path) -> RunConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import tempfile
 from pathlib import Path
 
 from rlkit.config import load_object
@@ -48,6 +49,13 @@ def _outside(name: str, version: str | None) -> str | None:
 def folder(look: Look) -> Said:
     from rlkit.run import Run
 
+    place = next(p for p in (look.folder, *look.folder.absolute().parents) if p.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        todo = "look at its rights and how it is mounted, or take another output_root"
+        return "fail", f"nothing can be written in {place} ({error.strerror})", todo
     if not (look.folder / "config.yaml").exists():
         return "ok", f"{look.folder} is new"
     run = Run.open(look.config, create=False)

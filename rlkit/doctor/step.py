@@ -16,13 +16,19 @@ MOST = 0.5  # more than half
 NEAR = 1e-3  # of a ratio that should be 1: the next pass computes a little differently
 GOALS = ("discovery_rate", "accuracy")  # components of a score that are 1 where all is reached
 LONG = 24.0  # hours
+COLD = 0.1  # of a temperature: below it a softmax may be saturated
 _LATER = "the run makes a warm start first: check again when it is there (python -m rlkit sft)"
 
 
-def judge_step(trial: Any, *, warmed: bool = True) -> Iterator[Finding]:
-    """One finding a subject."""
+def judge_step(trial: Any, *, warmed: bool = True, temperature: float = 1.0) -> Iterator[Finding]:
+    """One finding a subject; `temperature` is that of the sampling."""
     for subject, judge in JUDGES.items():
         level, text, *rest = judge(trial)
+        if subject == "gradients" and temperature < COLD and "zero" in trial.gradients.values():
+            rest[0] = (
+                f"raise grpo.temperature: at {temperature:g} all probability is on one token, "
+                "which has no gradient"
+            )
         if not warmed and subject in ("ends", "groups", "reward") and level != "ok":
             level, text, rest = "warn", f"{text}, without the warm start", [_LATER, *rest[1:]]
         yield Finding(level, subject, text, *rest)
@@ -159,10 +165,15 @@ JUDGES: dict[str, Callable[[Any], Said]] = {
 }
 
 
-def judge_prompts(lengths: Sequence[int], action: int, limit: int | None) -> Said:
-    """Prompts of these lengths (tokens), each with an action, in a model that reads `limit`."""
+def judge_prompts(lengths: Sequence[int], action: int, limit: int | None, least: int = 0) -> Said:
+    """Prompts of these lengths (tokens), each with an action of at most `action`, in a model that
+    reads `limit`; `least` is that of the shortest action with its end token."""
     if not lengths:
         return "fail", "the train split holds no state, so there is no prompt", "give more data"
+    if action < least:
+        text = f"grpo.max_new_tokens is {action}, and the shortest action with its end token has "
+        todo = "raise grpo.max_new_tokens: no warm start can mend that"
+        return "fail", f"{text}{least} tokens: every one is cut", todo
     longest = max(lengths)
     text = f"{min(lengths)} to {longest} tokens in {len(lengths)} prompts, actions up to {action}"
     if limit is None:

@@ -16,12 +16,13 @@ SOUND = [
 ]  # fmt: skip
 
 
-def judged(warmed: bool = True, **changes) -> dict[str, Finding]:
+def judged(warmed: bool = True, temperature: float = 1.0, **changes) -> dict[str, Finding]:
     values = {
         "rows": SOUND, "gradients": {"x.lora_B": "ok"}, "off_ratio": 0.0, "off_reference": 0.0,
         "moved": True, "seconds": 1.0,
     }  # fmt: skip
-    return {f.subject: f for f in judge_step(Trial(**values | changes), warmed=warmed)}
+    return {f.subject: f for f in judge_step(Trial(**values | changes), warmed=warmed,
+                                           temperature=temperature)}  # fmt: skip
 
 
 def test_a_sound_step_is_green_throughout():
@@ -44,6 +45,21 @@ def test_a_sound_step_is_green_throughout():
 def test_what_is_not_exact_or_does_not_learn_is_told(subject, change, level, said):
     found = judged(**change)[subject]
     assert found.level == level and said in found.text
+
+
+def test_gradients_of_a_saturated_softmax_are_laid_to_the_temperature():
+    trial = {"gradients": {"x.lora_B": "zero"}}
+    assert "lora.target_modules" in judged(**trial)["gradients"].todo
+    found = judged(temperature=1e-4, **trial)["gradients"]
+    assert found.level == "fail" and found.todo.startswith("raise grpo.temperature: at 0.0001 all")
+    assert judged(temperature=1e-4)["gradients"].todo == ""
+
+
+def test_actions_that_cannot_end_are_red_whatever_a_warm_start_teaches():
+    level, text, todo = judge_prompts([10], 1, 100, least=6)
+    assert (level, "shortest action with its end token has 6 tokens" in text) == ("fail", True)
+    assert todo == "raise grpo.max_new_tokens: no warm start can mend that"
+    assert judge_prompts([10], 6, 100, least=6)[0] == "ok"
 
 
 def test_what_a_warm_start_may_put_right_is_amber_until_it_is_there():
