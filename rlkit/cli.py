@@ -255,10 +255,11 @@ def _eval(options: argparse.Namespace) -> None:
         config = config.with_overrides(f"evaluation.policies=[{', '.join(options.policy)}]")
     if options.export:
         form, folder = options.export
-        if form != "browsecomp-plus" or Path(folder).exists():
+        if form != "browsecomp-plus":
+            raise ConfigError(f"--export writes browsecomp-plus, and no format {form!r}.")
+        if Path(folder).exists():
             raise ConfigError(
-                f"--export {form} {folder}: the format must be browsecomp-plus, and the folder one "
-                "that does not exist yet."
+                f"--export: {folder} exists already and is never overwritten; name another folder."
             )
         if options.teams:
             raise ConfigError(

@@ -132,9 +132,12 @@ def test_eval_exports_what_it_evaluated_and_refuses_before_it_evaluates(
     assert cli.main(["eval", "--export", "browsecomp-plus", str(out)]) == 0
     summary = read(out / "evals" / "tuned" / "evaluation_summary.json")
     assert summary["Retriever"] == "bm25s (k1 0.9, b 0.4)"
-    for wrong in (["csv", str(tmp_path / "new")], ["browsecomp-plus", str(out)]):
+    for wrong, said in (
+        (["csv", str(tmp_path / "new")], "--export writes browsecomp-plus, and no format 'csv'."),
+        (["browsecomp-plus", str(out)], f"--export: {out} exists already and is never over"),
+    ):
         assert cli.main(["eval", "--export", *wrong]) == 2
-        assert "one that does not exist yet" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     both = ["eval", "--teams", "--export", "browsecomp-plus", str(tmp_path / "new")]
     assert cli.main(both) == 2
     assert "--teams plays whole questions instead" in capsys.readouterr().err
