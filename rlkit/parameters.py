@@ -260,7 +260,7 @@ class TrainingSection(Section):
     )
     cpu_minutes: float | None = key(
         None,
-        "no step begins after so much processor time (of the main process) spent in steps, "
+        "no step begins after so much processor time (of all processes) spent in steps, "
         "evaluations apart; null: no limit",
         "minutes",
         gt=0,
