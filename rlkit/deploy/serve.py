@@ -81,7 +81,7 @@ def _bound(host: str, port: int, open_to_all: bool) -> socket.socket:
     from rlkit.deploy.serving.gate import is_loopback
 
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         if not (open_to_all or is_loopback(address[0])):
             raise ConfigError(
                 f"--host {host} is open to other machines, and there is no token; set "
@@ -89,7 +89,7 @@ def _bound(host: str, port: int, open_to_all: bool) -> socket.socket:
             )
         bound = socket.socket(family, kind)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        bound.bind((address[0], port, *address[2:]))
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"--host {host} --port {port} cannot be listened on ({error}); give another one, or "

@@ -32,7 +32,7 @@ from rlkit.deploy.serving.schemas import (
 )
 from rlkit.deploy.serving.settings import ServerSettings
 
-_STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_STREAM = {200: {"content": {"text/event-stream": {}}}}
 _TEXT = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _NO_ENTRY = {status: errors.RESPONSES[status] for status in (401, 403)}
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from rlkit.training.sampling import pick
 
+COLDEST = 1e-4  # of temperatures; colder ones choose as 0 does, and their quotients may overflow
+
 
 @dataclass(frozen=True)
 class Rule:
-    """How a row's token is chosen: greedily at temperature 0; `uniform` is the row's next random
-    number, `top` how many of the likeliest tokens are reported beside it."""
+    """How a row's token is chosen: greedily at a temperature below `COLDEST`; `uniform` is the
+    row's next random number, `top` how many of the likeliest tokens are reported beside it."""
 
     temperature: float
     top_p: float
@@ -41,7 +43,7 @@ def draw(logits: Tensor, rules: Sequence[Rule]) -> list[Drawn | None]:
     total = logits.logsumexp(dim=-1)  # (N,)
     tokens = logits.argmax(dim=-1)  # (N,)
     sound = total.isfinite().tolist()
-    random = [i for i, rule in enumerate(rules) if sound[i] and rule.temperature > 0]
+    random = [i for i, rule in enumerate(rules) if sound[i] and rule.temperature >= COLDEST]
     if random:
         chosen = [rules[i] for i in random]
         values = torch.tensor(

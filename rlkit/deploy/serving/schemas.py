@@ -5,13 +5,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _whole(value: Any) -> Any:
+    """8.0 is an integer to JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
 
 Text = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+WHOLE = BeforeValidator(_whole)
+Tokens = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
-Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE]
 Zero = Annotated[float, Field(ge=0.0, le=0.0)]
 Stops = Annotated[list[Text], Field(max_length=16)]
 
@@ -81,13 +88,13 @@ class ChatRequest(_Asked):
     max_completion_tokens: Tokens | None = None
     temperature: Temperature = 1.0
     top_p: Probability = 1.0
-    n: Annotated[int, Field(ge=1, le=1)] = 1
+    n: Annotated[int, Field(ge=1, le=1), WHOLE] = 1
     stop: Text | Stops | None = None
     seed: Seed | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     chat_template_kwargs: TemplateOptions | None = None
     # taken where they ask for nothing
     response_format: ResponseFormat | None = None

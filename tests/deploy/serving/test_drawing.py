@@ -41,3 +41,10 @@ def test_a_row_that_is_not_finite_costs_no_other():
     rows = torch.cat([HALVES, HALVES * torch.nan, HALVES])
     first, bad, last = draw(rows, [Rule(1.0, 1.0, 0.9), Rule(1.0, 1.0, 0.9), Rule(0.0, 1.0, 0.0)])
     assert first.token == 2 and bad is None and last.token == 0
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e-4])
+def test_the_coldest_draws_are_greedy_and_cost_nobody_his_own(temperature):
+    rules = [Rule(temperature, 5e-324, 0.99), Rule(1.0, 1.0, 0.99)]
+    cold, warm = draw(HALVES.repeat(2, 1) * 50, rules)
+    assert cold.token == 0 and warm.token == 0

@@ -39,6 +39,15 @@ def test_answers_are_those_of_the_document(schema, method, path, mode):
     @QUIET
     @given(case=schema[path][method].as_strategy(generation_mode=mode))
     def answered(case):
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            keep_short(case.body)
         case.call_and_validate()
 
     answered()
+
+
+def keep_short(body):
+    """At most 8 tokens of answer: what fits into the context is not the document's to say."""
+    given = [field for field in ("max_tokens", "max_completion_tokens") if body.get(field)]
+    for field in given or ["max_tokens"]:
+        body[field] = min(body.get(field) or 8, 8)
