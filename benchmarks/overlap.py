@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # run as a file: packages are found from the root, not from here
     sys.path[0] = str(ROOT)
 
+import torch  # noqa: E402
+
 from benchmarks import ours  # noqa: E402
 from benchmarks.checker import STATE, judge_server  # noqa: E402
 from benchmarks.machine import machine, versions  # noqa: E402
@@ -65,6 +67,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     given = sys.argv[1:] if arguments is None else arguments
     work = Workload(options.model, options.prompt_tokens, options.action_tokens, options.actions)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, judge_server(options.seconds) as url:
         model = str(prepare_model(work.model, Path(folder)))
         sides = [
@@ -83,7 +86,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "seed": options.seed,
         "batch_s": options.seconds,
         "workload": asdict(work),
-        "machine": machine() | {"load": os.getloadavg()[0]},
+        "machine": machine() | {"threads": 1, "load": os.getloadavg()[0]},
         "versions": versions(),
         "cases": summary(sides),
     }
@@ -99,8 +102,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--prompt-tokens", type=int, default=32, metavar="P")
     add("--action-tokens", type=int, default=8, metavar="C")
     add("--actions", type=int, default=4, metavar="K")
-    add("--steps", type=int, default=20, help="counted steps of each setting")
-    add("--warm-up", type=int, default=2, help="steps before, which are not counted")
+    add("--steps", type=int, default=10, help="counted steps of each setting")
+    add("--warm-up", type=int, default=1, help="steps before, which are not counted")
     add("--seed", type=int, default=7, help="of prompts and sampling")
     add("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept in results/ where "
         "the other flags are left alone")  # fmt: skip
