@@ -3,8 +3,9 @@ run of a thousand steps is opened without reading it all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -36,20 +37,22 @@ class StoredActions:
 
     def columns(self, step: int) -> list[str]:
         """The columns of a step's actions, in order."""
-        return list(self._file(step).schema_arrow.names)
+        with _whole(self._file(step)), pq.ParquetFile(self._file(step)) as file:
+            return list(file.schema_arrow.names)
 
     def rows(self, step: int, without: Iterable[str] = ()) -> list[dict]:
         """The actions of a step as plain values, without the columns named."""
         left_out = set(without)
-        file = self._file(step)
-        return file.read([c for c in file.schema_arrow.names if c not in left_out]).to_pylist()
+        return read_step(self._file(step), lambda name: name not in left_out).to_pylist()
 
     def frame(self, columns: Sequence[str], steps: Iterable[int] | None = None) -> pd.DataFrame:
         """These columns of the actions of some steps (None: all), in the order in which they were
         sampled, with `step` first."""
         wanted = [self._known(step) for step in (self.steps if steps is None else steps)]
         with ThreadPoolExecutor(4) as pool:
-            tables = list(pool.map(lambda step: self._file(step).read(list(columns)), wanted))
+            tables = list(
+                pool.map(lambda s: read_step(self._file(s), {*columns}.__contains__), wanted)
+            )
         frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
         sizes = [table.num_rows for table in tables]
         frame.insert(0, "step", pd.Series(wanted).repeat(sizes).to_numpy())
@@ -63,11 +66,20 @@ class StoredActions:
             )
         return step
 
-    def _file(self, step: int) -> pq.ParquetFile:
-        path = self.folder / f"step-{self._known(step)}.parquet"
-        try:
-            return pq.ParquetFile(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(
-                f"{path} cannot be read ({error}); restore it or move it away."
-            ) from None
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{self._known(step)}.parquet"
+
+
+def read_step(path: Path, wanted: Callable[[str], bool]) -> pa.Table:
+    """The columns that are `wanted` of a step's file. Raises DataError where it is damaged."""
+    with _whole(path), pq.ParquetFile(path) as file:
+        return file.read([name for name in file.schema_arrow.names if wanted(name)])
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        said = " ".join(str(error).split())
+        raise DataError(f"{path} cannot be read ({said}); restore it or move it away.") from None

@@ -20,12 +20,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rlkit.config import RunConfig
-from rlkit.errors import RunError
+from rlkit.errors import DataError, RunError
 from rlkit.files import write_text
 from rlkit.results import plots
 from rlkit.results.evaluation import load_evaluation
 from rlkit.results.report_facts import FILES, changed_parameters, lineage, parameters, time_and_cost
+from rlkit.results.report_habits import habits_over_steps
 from rlkit.results.report_page import page as report_page
 from rlkit.results.report_results import results
 from rlkit.results.report_runs import side_by_side
@@ -43,8 +46,9 @@ def write_report(
     """Write the report of one run, or of several side by side, and return its path.
 
     Default `path`: `report.html` in the run's folder; of several, `report-<names>.html` beside the
-    first one's folder. Raises RunError where a folder is missing, DataError where one of its files
-    is damaged.
+    first one's folder. Raises RunError where a folder is missing, DataError or ConfigError where
+    what its claims rest on is damaged (evaluation, metrics, parameters); where another file is, the
+    report says so and goes on without it.
     """
     folders = list(dict.fromkeys(Path(folder) for folder in (run_folder, *others)))
     for folder in folders:
@@ -81,15 +85,26 @@ def _content(folder: Path) -> dict[str, Any]:
     """All that the template shows of a run; None stands for a part that its folder lacks."""
     run = Run(RunConfig(), folder)  # for its paths; its own parameters may be missing
     evaluation = _if_there(run.evaluation_path, load_evaluation)
-    steps = run.read_metrics()
+    steps, damaged = run.read_metrics(), {}  # an ordered set of sentences
+
+    def part(read: Callable[[], Any], instead: Any) -> Any:
+        """What a part is, or `instead` where its file is damaged, which is then said."""
+        try:
+            return read()
+        except (DataError, RunError) as error:
+            damaged[f"Left out, since it is damaged: {error}"] = None
+            return instead
+
+    actions = part(lambda: habits_over_steps(run.rollouts_folder), pd.DataFrame())
     return {
         "name": folder.resolve().name,
-        "status": run.status(),
+        "damaged": damaged,
+        "status": part(run.status, {"state": "unknown"}),
         "changed": _if_there(run.config_path, changed_parameters),
         "parameters": _if_there(run.config_path, parameters) or {},
-        "lineage": _if_there(run.lineage_path, lineage),
-        "cost": time_and_cost(run, steps),
-        "training": training(steps, run.rollouts_folder),
+        "lineage": part(lambda: _if_there(run.lineage_path, lineage), None),
+        "cost": part(lambda: time_and_cost(run, steps), []),
+        "training": training(steps, actions),
         "best": best_step(steps),
         "steps": steps,
         "evaluation": evaluation,

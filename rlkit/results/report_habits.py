@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
+from rlkit.results.actions import read_step
 from rlkit.results.breakdown import bounds_of
 from rlkit.results.evaluation import Evaluation
 from rlkit.results.plots import CURVES
@@ -87,15 +87,17 @@ def _by_question(kept: pd.DataFrame, questions: pd.Series, habit: str) -> Interv
 
 
 def habits_over_steps(rollouts: str | Path) -> pd.DataFrame:
-    """One row a step of `rollouts/step-*.parquet`: `step`, `actions` and the mean of each habit."""
+    """One row a step of `rollouts/step-*.parquet`: `step`, `actions` and the mean of each habit.
+
+    Raises DataError where a file is damaged.
+    """
     rows = []
     for path in Path(rollouts).glob("step-*.parquet"):
         number = path.stem.removeprefix("step-")
         if number.isdigit():
-            with pq.ParquetFile(path) as file:
-                names = [name for name in file.schema_arrow.names if name in _NEEDED]
-                kept, n = habits(file.read(names).to_pandas()), file.metadata.num_rows
-            rows.append({"step": int(number), "actions": n, **kept.mean().to_dict()})
+            table = read_step(path, _NEEDED.__contains__)
+            kept = habits(table.to_pandas())
+            rows.append({"step": int(number), "actions": table.num_rows, **kept.mean().to_dict()})
     return pd.DataFrame(sorted(rows, key=lambda row: row["step"]))
 
 

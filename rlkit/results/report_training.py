@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rlkit.results import plots
-from rlkit.results.report_habits import HABITS, habits_over_steps
+from rlkit.results.report_habits import HABITS
 from rlkit.results.report_page import picture
 from rlkit.training.alarms import WINDOW, said
 
@@ -17,9 +16,10 @@ LEARNING = ("reward", "discovery_rate", "accuracy", "format", "important_rate")
 HEALTH = tuple(name for name in plots.CURVES if name not in (*LEARNING, *HABITS))
 
 
-def training(metrics: Sequence[dict[str, Any]], rollouts: Path) -> dict[str, Any] | None:
-    """All that the template shows of a training; None where no step is recorded."""
-    frame, actions = pd.DataFrame(metrics), habits_over_steps(rollouts)
+def training(metrics: Sequence[dict[str, Any]], actions: pd.DataFrame) -> dict[str, Any] | None:
+    """All that the template shows of a training, `actions` as `habits_over_steps` gives them; None
+    where no step is recorded."""
+    frame = pd.DataFrame(metrics)
     if "step" not in frame:
         return None
     return {

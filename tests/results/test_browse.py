@@ -143,6 +143,11 @@ def test_a_damaged_step_harms_itself_alone(tmp_path):
     assert browse(run, step=3).keys == [THIRD, FOURTH]
     with pytest.raises(DataError, match=r"step-2\.parquet cannot be read .* restore it"):
         browse(run, step=2)
+    whole = (run.rollouts_folder / "step-3.parquet").read_bytes()
+    middle = len(whole) // 2  # its end, and so its list of columns, is whole
+    (run.rollouts_folder / "step-3.parquet").write_bytes(bytes(middle) + whole[middle:])
+    with pytest.raises(DataError, match=r"step-3\.parquet cannot be read .* restore it"):
+        browse(run, step=3)
 
 
 # ---- what is shown

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from rlkit.config import RunConfig
 from rlkit.errors import DataError, RlkitError, RunError
 from rlkit.files import flat
+from rlkit.results.evaluation import Evaluation
 from rlkit.results.report import changed_parameters, write_report
+from rlkit.results.report_facts import lineage
 from rlkit.results.report_page import number, signed
+from rlkit.run import Run
 
 NOON = datetime(2026, 1, 2, 12, 0)
 
@@ -136,21 +141,48 @@ def test_damaged_files_and_missing_folders_are_named(toy_run: Path, tmp_path: Pa
     assert not (toy_run / "report.html").exists()
 
 
+@pytest.mark.parametrize("content", ["5", "[1]"])
+def test_parameters_of_another_shape_end_it_since_runs_are_compared_by_them(
+    toy_run: Path, content: str
+) -> None:
+    (toy_run / "config.yaml").write_text(content)
+    with pytest.raises(RlkitError, match="config.yaml"):
+        write_report(toy_run)
+    assert not (toy_run / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        (name, text)
-        for name in ("lineage.json", "config.yaml", "status.json")
-        for text in ("5", "[1]")
-    ]
+    [(name, text) for name in ("lineage.json", "status.json") for text in ("5", "[1]", '{"sta')]
     + [("lineage.json", '{"versions": 5}'), ("lineage.json", '{"earlier": 5}')]
     + [("status.json", "{}")],
 )
-def test_files_of_another_shape_are_named(toy_run: Path, name: str, content: str) -> None:
-    (toy_run / name).write_text(content)
+def test_files_of_another_shape_are_named(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
     with pytest.raises(RlkitError, match=name):
-        write_report(toy_run)
-    assert not (toy_run / "report.html").exists()
+        Run(RunConfig(), tmp_path).status()
+        lineage(tmp_path / name)
+
+
+def test_the_rest_is_told_where_files_beside_the_claims_are_damaged(toy_run: Path) -> None:
+    half = ["lineage.json", "status.json", "rollouts/step-3.parquet"]
+    for name in half:
+        (toy_run / name).parent.mkdir(exist_ok=True)
+        (toy_run / name).write_text('{"half a fi')
+    text = write_report(toy_run).read_text(encoding="utf-8")
+    said = re.findall("Left out, since it is damaged: ([^<]*)", text)
+    assert len(said) == 3 and all(any(name in one for one in said) for name in half)
+    assert "a difference of +0.44" in text and "<dd>unknown</dd>" in text
+
+
+def test_signs_that_html_has_not_are_shown_as_replaced(
+    toy_run: Path, toy_evaluation: Evaluation
+) -> None:
+    states = [s | {"question": "a\x00b\x0bc\ufffed\te"} for s in toy_evaluation.states]
+    replace(toy_evaluation, states=tuple(states)).save(toy_run / "evaluation.json")
+    page = write_report(toy_run).read_text(encoding="utf-8")
+    assert "a\ufffdb\ufffdc\ufffdd\te" in page
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe]", page)
 
 
 def test_only_parameters_that_differ_are_listed(tmp_path: Path) -> None:

@@ -33,3 +33,13 @@ def test_it_shows_the_figures_and_writes_the_report(finished_run: Path, tmp_path
     html, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
     assert not re.search(r"""(src|data)=["']?(https?:)?//|<link|<script|@import""", html)
     assert "difference of +0.44" in html
+
+
+def test_a_run_without_an_evaluation_has_its_report_too(toy_run: Path, tmp_path: Path) -> None:
+    (toy_run / "evaluation.json").unlink()
+    notebook = execute(tmp_path, run_name="made-up", output_root=str(toy_run.parent))
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    texts = "".join(out.get("text", "") for out in outputs)
+    assert "has no evaluation.json; notebooks/evaluate.ipynb makes it" in texts
+    assert "No tuned policy has been evaluated yet" in texts
+    assert (toy_run / "report.html").exists()
