@@ -6,7 +6,7 @@ from __future__ import annotations
 import pandas as pd
 
 from rlkit.results.evaluate import NAMES, Evaluation
-from rlkit.results.statistics import interval_text
+from rlkit.results.statistics import claimed, holm, interval_text
 from rlkit.results.story import Case
 
 
@@ -26,14 +26,16 @@ def summary_table(evaluation: Evaluation) -> pd.DataFrame:
 
 
 def differences_table(evaluation: Evaluation) -> pd.DataFrame:
-    """One row a pair of policies and metric: mean difference by question, interval, verdict."""
-    rows, names = [], evaluation.names
+    """One row a pair of policies and metric: mean difference by question, interval, and what
+    Holm's p over all rows lets one claim."""
+    rows, found, names = [], [], evaluation.names
     for a, b in evaluation.pairs():
         for name, metric in evaluation.metrics.items():
-            found = evaluation.difference(a, b, name)
+            found.append(evaluation.difference(a, b, name))
             row = {"policies": f"{names.get(a, a)} minus {names.get(b, b)}", "metric": metric.title}
-            rows.append(row | {"difference": interval_text(found), "verdict": found.verdict})
-    return pd.DataFrame(rows)
+            rows.append(row | {"difference": interval_text(found[-1])})
+    verdicts = map(claimed, found, holm([interval.p for interval in found]))
+    return pd.DataFrame([r | {"verdict": v} for r, v in zip(rows, verdicts, strict=True)])
 
 
 def case_table(case: Case) -> pd.DataFrame:

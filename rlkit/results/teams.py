@@ -31,6 +31,8 @@ from rlkit.results.evaluate import NAMES, policy_pairs, records
 from rlkit.results.statistics import (
     Interval,
     PairedInterval,
+    claimed,
+    holm,
     interval_text,
     mean_interval,
     paired_interval,
@@ -206,14 +208,17 @@ class TeamComparison:
         )
 
     def differences_table(self) -> pd.DataFrame:
-        """`differences` to read: one row a pair of teams and metric."""
-        rows = []
+        """`differences` to read: one row a pair of teams and metric; the verdict is what Holm's p
+        over all rows lets one claim."""
+        rows, differences = [], []
         for a, b in self.pairs():
             for name, metric in self.metrics.items():
                 found = self.difference(a, b, name)
                 row = {"teams": f"{NAMES.get(a, a)} minus {NAMES.get(b, b)}"}
-                row |= {"metric": metric.title, "difference": interval_text(found)}
-                rows.append(row | {"verdict": found.verdict})
+                rows.append(row | {"metric": metric.title, "difference": interval_text(found)})
+                differences.append(found)
+        verdicts = map(claimed, differences, holm([found.p for found in differences]))
+        rows = [row | {"verdict": said} for row, said in zip(rows, verdicts, strict=True)]
         return pd.DataFrame(rows, columns=["teams", "metric", "difference", "verdict"])
 
     def text(self) -> str:
