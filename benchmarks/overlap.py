@@ -2,7 +2,7 @@
 
     python benchmarks/overlap.py
 
-trains the 16M Qwen3 of grpo_step.py against a judge, in a process of its own, that takes 100 ms a
+trains a two-layer model (models/tiny.json) against a judge, in a process of its own, that takes 100 ms a
 batch of four documents; the batches of a group are asked at once. The settings take turns, step by
 step. The ideal hides whatever can be hidden: the longer of sampling and training, and of judging.
 Prints a table and one JSON line.
@@ -98,11 +98,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--seconds", type=float, default=0.1, help="the judge takes a batch")
-    add("--model", default="qwen3-16m", help="a file of models/")
-    add("--prompt-tokens", type=int, default=32, metavar="P")
-    add("--action-tokens", type=int, default=8, metavar="C")
+    add("--model", default="tiny", help="a file of models/")
+    add("--prompt-tokens", type=int, default=24, metavar="P")
+    add("--action-tokens", type=int, default=16, metavar="C")
     add("--actions", type=int, default=4, metavar="K")
-    add("--steps", type=int, default=10, help="counted steps of each setting")
+    add("--steps", type=int, default=20, help="counted steps of each setting")
     add("--warm-up", type=int, default=1, help="steps before, which are not counted")
     add("--seed", type=int, default=7, help="of prompts and sampling")
     add("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept in results/ where "
