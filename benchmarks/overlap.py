@@ -2,10 +2,10 @@
 
     python benchmarks/overlap.py
 
-trains a two-layer model (models/tiny.json) against a judge, in a process of its own, that takes 100 ms a
-batch of four documents; the batches of a group are asked at once. The settings take turns, step by
-step. The ideal hides whatever can be hidden: the longer of sampling and training, and of judging.
-Prints a table and one JSON line.
+trains a two-layer model (models/tiny.json) against a judge, in a process of its own, that takes
+100 ms a batch of four documents; the batches of a group are asked at once. The settings take turns,
+step by step. The ideal hides whatever can be hidden: the longer of sampling and training, and of
+judging. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
