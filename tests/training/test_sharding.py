@@ -334,3 +334,4 @@ def _trainer(folder: Path, name: str, base: str, workload: str, ranks) -> GRPOTr
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+    os._exit(0)  # as rlkit/__main__.py: DeepSpeed can abort Python's end
