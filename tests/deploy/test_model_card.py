@@ -32,7 +32,7 @@ def certificate(name: str = "tiny-grpo-step5", base: str = "Qwen/Qwen3-8B") -> C
                    "alpha": 8},),
         float32=same, allowed=1e-4, in_memory=same, reloaded=same, reloaded_from_float32=same,
         own_rounding=same,
-        greedy=(GreedyText("q", "yes", "yes", 3, 3),),
+        greedy=(GreedyText("q", "yes", "yes", 3, 3, "7", "1 2 3", "1 2 3"),),
         held_out=True,
         rounding={"all": {"kept": 0.99, "changed": 0.5, "norm_ratio": 1.0, "weights": 8},
                   "tensors": []},
