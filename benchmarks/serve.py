@@ -1,6 +1,6 @@
 """Tokens a second of our server: eight clients at once against one, and transformers beside it.
 
-    python benchmarks/serve.py --requests 32
+    python benchmarks/serve.py --requests 64
 
 The server is `python -m rlkit serve` in a process of its own. One client sends all requests, one
 after the other; then eight send the same ones, each its next as soon as it is answered. The peer
@@ -144,7 +144,7 @@ def table(sides: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="longest answer")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="of the model, on every side")
