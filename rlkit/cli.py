@@ -8,6 +8,7 @@ or `pipeline` ended at its threshold, 2 a mistake that the user can mend (one se
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -134,7 +135,7 @@ def _command(commands, name: str, handler, help: str) -> argparse.ArgumentParser
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    options = build_parser().parse_args(arguments)
+    options = _parsed(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # who watches a pipe or a log sees each line
         sys.stdout.reconfigure(line_buffering=True)
     try:
@@ -164,6 +165,18 @@ def _refuse_several(command: str) -> None:
             f"{command} is done by one process, and the launcher started {processes} (WORLD_SIZE); "
             f"start it with python -m rlkit {command}. Several do {' and '.join(SPREAD)}."
         )
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """A mistake in the usage is said by the first process of a machine alone."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return build_parser().parse_args(arguments)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return build_parser().parse_args(arguments)
+    except SystemExit:
+        _after_the_first()
+        raise
 
 
 def _is_another() -> bool:

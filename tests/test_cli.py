@@ -138,6 +138,16 @@ def test_the_first_process_of_a_machine_says_what_all_of_it_failed_over(monkeypa
     assert slept == [cli.SAID_BY_FIRST]  # by then the launcher has ended it
 
 
+def test_a_mistake_in_the_usage_is_said_by_the_first_process_alone(monkeypatch, capsys):
+    monkeypatch.setattr(cli.time, "sleep", lambda seconds: None)
+    for rank, said in (("0", True), ("1", False)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["train", "--nonsense"])
+        assert ended.value.code == 2
+        assert ("--nonsense" in capsys.readouterr().err) is said
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -74,10 +74,23 @@ def step_metrics(
     return metrics
 
 
+SUMMED = "judge_"  # how the names of counts begin
+
+
 def task_metrics(task: Any) -> dict[str, float | None]:
     """What the task itself counted since the last call, such as `verdict_cache_hit_rate`."""
     take = getattr(task, "take_metrics", None)
     return take() if take else {}
+
+
+def over_ranks(told: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    """What the ranks' tasks counted (`task_metrics`), as one: what is counted of a judge
+    (`judge_...`) is summed, of anything else, such as a rate, the mean is taken."""
+    found: dict[str, float | None] = {}
+    for name in told[0]:
+        values = [one[name] for one in told if one.get(name) is not None]
+        found[name] = sum(values) if values and name.startswith(SUMMED) else mean(values)
+    return found
 
 
 def token_means(groups: Sequence[Group], mask_truncated: bool) -> dict[str, float | None]:

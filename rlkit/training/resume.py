@@ -102,7 +102,7 @@ def say_what_changed(before: dict[str, Any], now: dict[str, Any], log: Any) -> N
     """Say why a resumed run is not bitwise the run that was not interrupted, where it is not."""
     changed = [f"{k} (was {before.get(k)}, now {v})" for k, v in now.items() if before.get(k) != v]
     if changed:
-        log(f"not bitwise: the run goes on with another {', '.join(changed)}")
+        log(f"not bitwise: the run goes on with other {', '.join(changed)}")
 
 
 def _pending(trainer: Any) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ import pandas as pd
 import torch
 
 from rlkit.config import RunConfig
-from rlkit.errors import ConfigError
+from rlkit.errors import ConfigError, RlkitError
 from rlkit.training import estimate
 from rlkit.training.precision import DTYPES, Precision
 
@@ -51,22 +52,27 @@ class Batch:
 
 
 def total_batch(per_device: int, devices: int, accumulation: int) -> int:
-    """Groups that come together in one move. Raises ConfigError unless all are at least 1."""
+    """Groups that come together in one move. Raises ConfigError unless all are whole numbers of at
+    least 1."""
     for name, value in (
         ("groups per device", per_device),
         ("devices", devices),
         ("accumulation", accumulation),
     ):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}, and a batch takes at least 1.")
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1.")
     return per_device * devices * accumulation
 
 
 def scaled_rate(rate: float, batch: int, new_batch: int, rule: str = "sqrt") -> float:
     """The learning rate at `new_batch` of one that is right at `batch`.
 
-    Raises ConfigError for another rule than `sqrt` and `linear`.
+    Raises ConfigError for another rule than `sqrt` and `linear`, and where a rate or a batch is
+    not above 0.
     """
+    for name, value in (("rate", rate), ("batch", batch), ("new_batch", new_batch)):
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} is {value}; it must be a number above 0.")
     if rule not in RULES:
         raise ConfigError(f"the rule is {rule!r}; allowed are {' and '.join(RULES)}.")
     return rate * RULES[rule](new_batch / batch)
@@ -138,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", type=int, default=4, help="devices of the job (default 4)")
     given = parser.parse_args(arguments)
     config = RunConfig.load(given.params) if given.params else RunConfig()
+    if given.devices < 1:
+        raise ConfigError(f"--devices is {given.devices}; a job has at least 1.")
     counts = sorted({1, 2, 4, 8, 16, given.devices})
     print(batch_table(config, counts).to_string(float_format="{:.3g}".format), "\n")
     for line in process_warnings(config, given.devices):
@@ -152,4 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RlkitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

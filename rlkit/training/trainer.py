@@ -41,12 +41,12 @@ from rlkit.training.gradients import (
 from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.grpo import group_loss, importance_weights
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.metrics import clip_ratios, step_metrics, task_metrics
+from rlkit.training.metrics import clip_ratios, over_ranks, step_metrics, task_metrics
 from rlkit.training.overlap import Early, early_group, scored_groups, visits_of
 from rlkit.training.prefix import read_prompts, shares_graphs
 from rlkit.training.ranks import Ranks
 from rlkit.training.resume import Progress, restore_trainer, save_trainer
-from rlkit.training.rollout import Group, mean, parcel
+from rlkit.training.rollout import Group, parcel
 from rlkit.training.scaling import process_warnings
 from rlkit.training.schedule import learning_rate
 from rlkit.training.text import decode, encode_prompt, end_ids
@@ -180,8 +180,7 @@ class GRPOTrainer:
         seconds = max(one[1] for one in everyone)
         parts = getattr(self.task, "step_metrics", {})
         metrics = step_metrics(groups, stats, update, clock, seconds, self.settings, parts)
-        counted = [one[4] for one in everyone]
-        return metrics | {k: mean([one.get(k) for one in counted]) for k in counted[0]}
+        return metrics | over_ranks([one[4] for one in everyone])
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

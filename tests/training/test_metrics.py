@@ -7,6 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlkit.config import RunConfig
 from rlkit.training.loop import train_run
+from rlkit.training.metrics import over_ranks
 
 SHARES = (
     "important_rate", "discovery_rate", "distinct_clue_ratio", "grounded_clue_ratio",
@@ -63,6 +64,17 @@ def test_what_the_rollouts_hold_is_what_the_metrics_average(run):
         found = actions[column].mean()
         assert row[name] == (pytest.approx(found) if found == found else None), name
     assert row["unjudged_share"] == actions["reward"].isna().mean()
+
+
+def test_what_ranks_asked_a_judge_is_summed_and_their_rates_are_averaged():
+    told = [
+        {"judge_requests": 10.0, "verdict_cache_hit_rate": 0.5, "own": 1.0},
+        {"judge_requests": 4.0, "verdict_cache_hit_rate": None, "own": 4.0},
+    ]
+    assert over_ranks(told) == {
+        "judge_requests": 14.0, "verdict_cache_hit_rate": 0.5, "own": 2.5,
+    }  # fmt: skip
+    assert over_ranks([{}, {}]) == {}
 
 
 def test_the_first_steps_of_a_run_raise_no_alarm(run):

@@ -282,7 +282,7 @@ def test_another_number_of_processes_goes_on_in_the_data_with_what_waited(root, 
         {"arguments": alone, "size": 1},
     )
     assert [code for code, _ in ended] == [1, 130, 0, 0], ended
-    assert "goes on with another processes (was 2, now 1)" in ended[1][1]
+    assert "goes on with other processes (was 2, now 1)" in ended[1][1]
     moved, expected, before = (
         weights(folder / "debug" / name)
         for folder, name in (

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -27,6 +31,29 @@ def test_the_total_batch_is_the_product():
     assert total_batch(2, 4, 8) == 64
     with pytest.raises(ConfigError, match="devices is 0"):
         total_batch(2, 0, 8)
+
+
+@pytest.mark.parametrize("groups", [0, -1, 1.5, "4", None])
+def test_a_batch_that_is_none_is_told(groups):
+    with pytest.raises(ConfigError, match="groups per device is .*whole number of at least 1"):
+        total_batch(groups, 2, 8)
+
+
+@pytest.mark.parametrize(
+    "given", [(5e-5, 0, 64), (5e-5, 16, -64), (5e-5, 16, 0), (-1, 16, 64), (math.nan, 16, 64)]
+)
+def test_a_rate_or_a_batch_that_is_none_is_told(given):
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        scaled_rate(*given)
+
+
+def test_the_command_says_a_mistake_in_one_sentence(root):
+    command = [sys.executable, "-m", "rlkit.training.scaling", "--devices", "0"]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+        2, "error: --devices is 0; a job has at least 1.",
+    )  # fmt: skip
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_batch_that_changes_under_the_same_rate_is_told_with_both_rates():

@@ -372,7 +372,7 @@ def test_another_machine_s_arithmetic_is_said(tmp_path, monkeypatch):
     again.device = torch.device("meta")
     again.load_checkpoint()
     assert said == [
-        "not bitwise: the run goes on with another threads (was 1, now 96), "
+        "not bitwise: the run goes on with other threads (was 1, now 96), "
         "device (was cpu, now meta)"
     ]
 
