@@ -11,6 +11,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from rlkit.deploy.serving.schemas import HALF_A_PAIR, KINDS
+
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SAID = {
     404: "there is no such path; see /openapi.json.",
@@ -91,14 +93,14 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return ServeError(400, "the body is no JSON; send a JSON object.").response()
-        field = ".".join(str(part) for part in first["loc"][1:]) or "body"
+        field = ".".join(str(part) for part in first["loc"][1:] if part not in KINDS) or "body"
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             message = "this field is unknown or not supported; leave it out"
         if first["type"] == "literal_error":
             message += "; other values are not supported"
         if first["type"] == "string_unicode":
-            message = "the text holds half of a surrogate pair, which is no character"
+            message = HALF_A_PAIR
         return ServeError(422, f"{field}: {message.rstrip('.')}.", param=field).response()
 
     @app.exception_handler(HTTPException)

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
 
 
 def _whole(value: Any) -> Any:
@@ -13,14 +21,48 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Text = Annotated[str, Field(min_length=1)]
+def _text_only(kind: Any) -> Any:
+    """Of a part of a message's content."""
+    if kind != "text":
+        raise ValueError("only parts of text are supported; images, sound and files are not")
+    return kind
+
+
+def _kind(value: Any) -> str | None:
+    return {str: "<text>", list: "<list>"}.get(type(value))
+
+
+def _characters(text: str) -> str:
+    """Half of a surrogate pair can be written in JSON, and by no tokenizer or encoding be read."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(HALF_A_PAIR) from None
+    return text
+
+
+HALF_A_PAIR = "the text holds half of a surrogate pair, which is no character"
+AnyText = Annotated[str, AfterValidator(_characters)]
+Text = Annotated[AnyText, Field(min_length=1)]
 WHOLE = BeforeValidator(_whole)
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE]
 Zero = Annotated[float, Field(ge=0.0, le=0.0)]
-Stops = Annotated[list[Text], Field(max_length=16)]
+KINDS = (
+    "<text>",
+    "<list>",
+)  # of a field that takes both; pydantic puts them into its errors' places
+TEXT_OR_LIST = Discriminator(
+    _kind,
+    custom_error_type="text_or_list",
+    custom_error_message="Input should be a text or a list",
+)
+Stop = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[list[Text], Field(max_length=16), Tag("<list>")],
+    TEXT_OR_LIST,
+]
 
 
 class _Asked(BaseModel):
@@ -32,7 +74,7 @@ class GenerateRequest(_Asked):
     max_tokens: Tokens = 512
     temperature: Temperature = 0.7
     top_p: Probability = 1.0
-    stop: Text | Stops | None = None
+    stop: Stop | None = None
     seed: Seed | None = None
     raw: bool = Field(
         False, description="true: the text is the whole prompt; false: a user's message, which is "
@@ -52,14 +94,19 @@ class GenerateAnswer(BaseModel):
 
 
 class TextPart(_Asked):
-    type: Literal["text"]
-    text: str
+    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
+    text: AnyText
+
+
+Content = Annotated[
+    Annotated[AnyText, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], TEXT_OR_LIST
+]
 
 
 class Message(_Asked):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
+    content: Content
+    name: AnyText | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -83,13 +130,13 @@ class ResponseFormat(_Asked):
 
 class ChatRequest(_Asked):
     messages: Annotated[list[Message], Field(min_length=1)]
-    model: str | None = None
+    model: AnyText | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     temperature: Temperature = 1.0
     top_p: Probability = 1.0
     n: Annotated[int, Field(ge=1, le=1), WHOLE] = 1
-    stop: Text | Stops | None = None
+    stop: Stop | None = None
     seed: Seed | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -101,7 +148,7 @@ class ChatRequest(_Asked):
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     # taken, since they do not touch the answer
-    user: str | None = None
+    user: AnyText | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
 

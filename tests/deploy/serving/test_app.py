@@ -17,6 +17,16 @@ from rlkit.training.text import decode, encode_prompt
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Where is the tower?"}]
 
+IMAGE = {"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}
+
+
+def said(content):
+    return {"role": "user", "content": content}
+
+
+def part(text):
+    return {"type": "text", "text": text}
+
 
 def error_of(answer, status):
     assert answer.status_code == status, answer.text
@@ -94,6 +104,20 @@ def test_the_default_of_max_tokens_is_512_and_gives_way_to_the_context(serving):
         ("/generate", [1], 422, "body", "dictionary"),
         (CHAT, {"messages": []}, 422, "messages", "at least 1"),
         (CHAT, {"messages": [{"role": "x", "content": "a"}]}, 422, "messages.0.role", "'user'"),
+        (CHAT, {"messages": [said("\udfff")]}, 422, "messages.0.content", "surrogate"),
+        (CHAT, {"messages": [said([part("\udfff")])]}, 422, "messages.0.content.0.text", "surrog"),
+        (CHAT, {"messages": [said("a") | {"name": "\ud800"}]}, 422, "messages.0.name", "surrogate"),
+        (CHAT, {"messages": HELLO, "user": "\ud800"}, 422, "user", "surrogate"),
+        (CHAT, {"messages": HELLO, "model": "\ud800"}, 422, "model", "surrogate"),
+        (CHAT, {"messages": HELLO, "stop": ["a", "\ud800"]}, 422, "stop.1", "surrogate"),
+        (CHAT, {"messages": HELLO, "stop": [""]}, 422, "stop.0", "at least 1"),
+        (CHAT, {"messages": HELLO, "stop": [5]}, 422, "stop.0", "valid string"),
+        (CHAT, {"messages": HELLO, "stop": ["a"] * 17}, 422, "stop", "at most 16"),
+        (CHAT, {"messages": HELLO, "stop": 5}, 422, "stop", "a text or a list"),
+        (CHAT, {"messages": HELLO, "stop": ""}, 422, "stop", "at least 1"),
+        (CHAT, {"messages": [said(None)]}, 422, "messages.0.content", "a text or a list"),
+        (CHAT, {"messages": [said([IMAGE])]}, 422, "messages.0.content.0.type", "images"),
+        (CHAT, {"messages": [said([{}])]}, 422, "messages.0.content.0.type", "required"),
         (CHAT, {"messages": HELLO, "n": 2}, 422, "n", "less than or equal to 1"),
         (CHAT, {"messages": HELLO, "tools": []}, 422, "tools", "not supported"),
         (CHAT, {"messages": HELLO, "model": "gpt"}, 404, "model", "another one is served"),
