@@ -46,11 +46,11 @@ class ServerSettings(Section):
         """The settings of an environment; `options` that are not None come first. The token comes
         from the environment alone. Raises ConfigError naming the variable."""
         given: dict[str, Any] = {}
-        for name in cls.model_fields:
+        for name, field in cls.model_fields.items():
             value = env.get(PREFIX + name.upper())
             if value not in (None, ""):
-                given[name] = _plain(value)
-        secret = str(given.pop(_KEY, ""))
+                given[name] = _truth(value) if field.annotation is bool else value
+        secret = given.pop(_KEY, "")
         given |= {name: value for name, value in options.items() if value is not None}
         try:
             settings = cls(**given)
@@ -72,5 +72,5 @@ class ServerSettings(Section):
         return settings.model_copy(update={_KEY: SecretStr(secret)})
 
 
-def _plain(value: str) -> Any:
+def _truth(value: str) -> Any:
     return {"true": True, "false": False}.get(value.lower(), value)

@@ -24,6 +24,15 @@ def test_options_come_before_the_environment_and_none_is_no_option():
     assert settings.queue == 32 and settings.api_key is None
 
 
+def test_only_what_is_true_or_false_is_read_so():
+    env = {"MODEL": "a", "NAME": "true", "API_KEY": "true", "LOAD_IN_4BIT": "True"}
+    settings = ServerSettings.from_env({f"RLKIT_{name}": value for name, value in env.items()})
+    assert (settings.name, settings.load_in_4bit) == ("true", True)
+    assert settings.api_key.get_secret_value() == "true"
+    with pytest.raises(ConfigError, match="load_in_4bit"):
+        ServerSettings.from_env({"RLKIT_MODEL": "a", "RLKIT_LOAD_IN_4BIT": "maybe"})
+
+
 def test_the_token_is_shown_nowhere():
     settings = ServerSettings.from_env({"RLKIT_MODEL": "a", "RLKIT_API_KEY": "s3cret-token"})
     assert "s3cret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
