@@ -90,6 +90,7 @@ def _bound(host: str, port: int, open_to_all: bool) -> socket.socket:
         bound = socket.socket(family, kind)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((address[0], port, *address[2:]))
+        bound.listen()  # else another one can bind as well, and both load their models
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"--host {host} --port {port} cannot be listened on ({error}); give another one, or "

@@ -53,6 +53,12 @@ def test_a_port_or_host_of_no_use_is_named(base):
         serve(port=99999, model=str(base))
 
 
+def test_of_two_servers_started_at_once_the_second_ends_before_its_model_is_loaded():
+    with module._bound("127.0.0.1", 0, open_to_all=False) as first:
+        with pytest.raises(ConfigError, match="cannot be listened on"):
+            module._bound("127.0.0.1", first.getsockname()[1], open_to_all=False)
+
+
 def test_a_folder_without_a_model_and_a_setting_out_of_range_are_refused(tmp_path, base):
     with pytest.raises(ModelError):
         serve(port=0, model=str(tmp_path), log=lambda line: None)
