@@ -53,10 +53,9 @@ def draw(logits: Tensor, rules: Sequence[Rule]) -> list[Drawn | None]:
         )
         temperature, top_p, uniform = values.unbind(dim=1)
         rows = logits[random]
-        if any(rule.top_p < 1 for rule in chosen):
-            rows = nucleus(rows / temperature[:, None].float(), top_p.float()) * temperature[
-                :, None
-            ].float()  # fmt: skip
+        if cut := [i for i, rule in enumerate(chosen) if rule.top_p < 1]:
+            scale = temperature[cut, None].float()
+            rows[cut] = nucleus(rows[cut] / scale, top_p[cut].float()) * scale
         tokens[random] = pick(rows, temperature[:, None], uniform)[0]
     logprobs = (logits.gather(1, tokens[:, None])[:, 0] - total).tolist()
     return [

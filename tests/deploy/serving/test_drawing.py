@@ -37,6 +37,13 @@ def test_top_p_keeps_the_smallest_set_that_holds_it():
     assert draw(HALVES, [Rule(1.0, 0.6, 0.999)])[0].token == 1
 
 
+def test_a_neighbours_top_p_takes_no_token_from_a_row():
+    # exp(-30) is 9.4e-14, which a sum in 32 bits does not see beside 1
+    rows, last = torch.tensor([[0.0, -30.0]] * 2), 1 - 1e-14
+    first, second = draw(rows, [Rule(1.0, 1.0, last), Rule(1.0, 0.9, last)])
+    assert (first.token, second.token) == (1, 0)
+
+
 def test_a_row_that_is_not_finite_costs_no_other():
     rows = torch.cat([HALVES, HALVES * torch.nan, HALVES])
     first, bad, last = draw(rows, [Rule(1.0, 1.0, 0.9), Rule(1.0, 1.0, 0.9), Rule(0.0, 1.0, 0.0)])
