@@ -59,7 +59,7 @@ def create_app(settings: ServerSettings, served: ServedModel | None = None) -> F
     errors.install(app)
     app.add_middleware(
         Gate, settings=settings, metrics=metrics,
-        wait_seconds=lambda: app.state.batcher.wait_seconds(),
+        wait_seconds=lambda inside: app.state.batcher.wait_seconds(inside),
     )  # fmt: skip
     _answering(app)
     _looking(app, metrics, started)

@@ -147,9 +147,10 @@ class Batcher:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def wait_seconds(self) -> int:
-        """How long one who comes now should wait before asking again, from 1 to 60 seconds."""
-        ahead = len(self._waiting) + 1
+    def wait_seconds(self, inside: int) -> int:
+        """How long one who comes now should wait before asking again, from 1 to 60 seconds.
+        `inside` counts all requests that are answered, wait, or are still being read."""
+        ahead = max(0, inside - self.settings.parallel) + 1
         return round(min(60.0, max(1.0, self._mean * ahead / self.settings.parallel)))
 
     def _run(self) -> None:

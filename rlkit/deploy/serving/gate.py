@@ -34,9 +34,9 @@ class Gate:
         app: ASGIApp,
         settings: ServerSettings,
         metrics: ServerMetrics,
-        wait_seconds: Callable[[], int],
+        wait_seconds: Callable[[int], int],
     ) -> None:
-        """`wait_seconds` tells when one who found no place should ask again."""
+        """`wait_seconds` tells when to ask again, of how many are inside."""
         self.app, self.settings, self.metrics = app, settings, metrics
         self._wait_seconds, self._inside = wait_seconds, 0
         key = settings.api_key
@@ -139,7 +139,7 @@ class Gate:
         if self._inside >= most:
             raise ServeError(
                 429, f"{most} requests are answered or waiting already; ask again later.",
-                code="queue_full", retry_after=self._wait_seconds(),
+                code="queue_full", retry_after=self._wait_seconds(self._inside),
             )  # fmt: skip
 
     def _check_size(self, size: int) -> None:

@@ -108,6 +108,13 @@ def test_who_waits_or_is_answered_for_too_long_is_told_so(batcher):
     assert ended in ("stop", "length") or ended.status == 504
 
 
+def test_who_finds_no_place_waits_for_all_that_came_before(batcher):
+    full = batcher(parallel=2, queue=7)
+    full._mean = 10.0
+    # of 9 inside 7 have no row yet: with one's own 8 answers, two at once, of 10 s each
+    assert [full.wait_seconds(inside) for inside in (0, 2, 9, 90)] == [5, 5, 40, 60]
+
+
 def test_a_failure_costs_the_jobs_of_the_batch_and_no_others(batcher, monkeypatch, caplog):
     batch = batcher(parallel=2)
     right, head = ask(batch, PROMPTS[2], 6)[1].answer(), batch._head
