@@ -129,12 +129,12 @@ def _profiled(phases: Phases) -> Any:
     Where the prompt's graph is shared (`reuse_prompt_graph`), its forward pass stands under
     `prefill`, and `policy forward` is what the actions add to it.
     """
-    from rlkit.training import gradients, sampling
+    from rlkit.training import engines, gradients, sampling
     from rlkit.training import trainer as module
 
     phases.wrap(module, "read_prompts", lambda: "prefill")
     phases.wrap(sampling, "read_prompts", lambda: "prefill")
-    phases.wrap(module, "sample_actions", lambda: "decoding")
+    phases.wrap(engines, "sample_actions", lambda: "decoding")
     phases.wrap(module, "group_log_probs", log_prob_phase)
     phases.wrap(gradients, "clip_gradients", lambda: "update")
     return common_phases(phases)
