@@ -93,14 +93,19 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return ServeError(400, "the body is no JSON; send a JSON object.").response()
+        given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         field = ".".join(str(part) for part in first["loc"][1:] if part not in KINDS) or "body"
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             message = "this field is unknown or not supported; leave it out"
+        if first.get("ctx", {}).get("max_length") == 0:
+            message = "only an empty one is supported; leave it out"
         if first["type"] == "literal_error":
             message += "; other values are not supported"
         if first["type"] == "string_unicode":
             message = HALF_A_PAIR
+        if field == "body" and not given.endswith(("/json", "+json")):
+            message = "a JSON object is read with the header `Content-Type: application/json` only"
         return ServeError(422, f"{field}: {message.rstrip('.')}.", param=field).response()
 
     @app.exception_handler(HTTPException)

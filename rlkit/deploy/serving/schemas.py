@@ -13,12 +13,19 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
+    field_validator,
 )
 
 
 def _whole(value: Any) -> Any:
     """8.0 is an integer to JSON."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _null_is(default: Any) -> AfterValidator:
+    """null is as good as nothing, as in OpenAI's."""
+    return AfterValidator(lambda value: default if value is None else value)
 
 
 def _text_only(kind: Any) -> Any:
@@ -44,23 +51,25 @@ def _characters(text: str) -> str:
 HALF_A_PAIR = "the text holds half of a surrogate pair, which is no character"
 AnyText = Annotated[str, AfterValidator(_characters)]
 Text = Annotated[AnyText, Field(min_length=1)]
+# each token of an answer is searched for all of them
+StopText = Annotated[Text, Field(max_length=256)]
 WHOLE = BeforeValidator(_whole)
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
+Nothing = Field(max_length=0)
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE]
 Zero = Annotated[float, Field(ge=0.0, le=0.0)]
-KINDS = (
-    "<text>",
-    "<list>",
-)  # of a field that takes both; pydantic puts them into its errors' places
+# of a field that takes both; pydantic puts them into its errors' places
+KINDS = ("<text>", "<list>")
 TEXT_OR_LIST = Discriminator(
     _kind,
     custom_error_type="text_or_list",
     custom_error_message="Input should be a text or a list",
 )
 Stop = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[list[Text], Field(max_length=16), Tag("<list>")],
+    Annotated[StopText, Tag("<text>")]
+    | Annotated[list[StopText], Field(max_length=16), Tag("<list>")],
     TEXT_OR_LIST,
 ]
 
@@ -72,8 +81,8 @@ class _Asked(BaseModel):
 class GenerateRequest(_Asked):
     text: Text
     max_tokens: Tokens = 512
-    temperature: Temperature = 0.7
-    top_p: Probability = 1.0
+    temperature: Annotated[Temperature | None, _null_is(0.7)] = 0.7
+    top_p: Annotated[Probability | None, _null_is(1.0)] = 1.0
     stop: Stop | None = None
     seed: Seed | None = None
     raw: bool = Field(
@@ -133,12 +142,12 @@ class ChatRequest(_Asked):
     model: AnyText | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    temperature: Temperature = 1.0
-    top_p: Probability = 1.0
-    n: Annotated[int, Field(ge=1, le=1), WHOLE] = 1
+    temperature: Annotated[Temperature | None, _null_is(1.0)] = 1.0
+    top_p: Annotated[Probability | None, _null_is(1.0)] = 1.0
+    n: Annotated[Annotated[int, Field(ge=1, le=1), WHOLE] | None, _null_is(1)] = 1
     stop: Stop | None = None
     seed: Seed | None = None
-    stream: bool = False
+    stream: Annotated[bool | None, _null_is(False)] = False
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
@@ -147,10 +156,24 @@ class ChatRequest(_Asked):
     response_format: ResponseFormat | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
+    tools: Annotated[list[Any], Nothing] | None = None
+    tool_choice: Literal["none"] | None = None
+    logit_bias: Annotated[dict[str, Any], Nothing] | None = None
     # taken, since they do not touch the answer
     user: AnyText | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+
+    @field_validator("stream_options", "top_logprobs")
+    @classmethod
+    def _wants(cls, value: Any, info: ValidationInfo) -> Any:
+        """A field that another one must be true for."""
+        other = {"stream_options": "stream", "top_logprobs": "logprobs"}[info.field_name]
+        if value is not None and not info.data.get(other):
+            raise ValueError(
+                f"it is allowed only where `{other}` is true; set that, or leave it out"
+            )
+        return value
 
 
 class Usage(BaseModel):

@@ -8,6 +8,7 @@ import socket
 import time
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from rlkit.deploy.inference import write
@@ -119,7 +120,19 @@ def test_the_default_of_max_tokens_is_512_and_gives_way_to_the_context(serving):
         (CHAT, {"messages": [said([IMAGE])]}, 422, "messages.0.content.0.type", "images"),
         (CHAT, {"messages": [said([{}])]}, 422, "messages.0.content.0.type", "required"),
         (CHAT, {"messages": HELLO, "n": 2}, 422, "n", "less than or equal to 1"),
-        (CHAT, {"messages": HELLO, "tools": []}, 422, "tools", "not supported"),
+        (CHAT, {"messages": HELLO, "tools": [{}]}, 422, "tools", "only an empty one"),
+        (CHAT, {"messages": HELLO, "logit_bias": {"7": 1}}, 422, "logit_bias", "only an empty one"),
+        (CHAT, {"messages": HELLO, "tool_choice": "auto"}, 422, "tool_choice", "not supported"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 2}, 422, "top_logprobs", "`logprobs` is true"),
+        (
+            CHAT,
+            {"messages": HELLO, "stream_options": {}},
+            422,
+            "stream_options",
+            "`stream` is true",
+        ),
+        (CHAT, {"messages": HELLO, "stop": "a" * 257}, 422, "stop", "at most 256"),
+        ("/generate", {"text": "a", "stop": ["a", "b" * 257]}, 422, "stop.1", "at most 256"),
         (CHAT, {"messages": HELLO, "model": "gpt"}, 404, "model", "another one is served"),
         (
             CHAT,
@@ -145,9 +158,26 @@ def test_what_is_no_json_object_is_refused(live, body):
     assert answer.status_code in (400, 422) and answer.json()["error"]["message"]
 
 
-def test_a_form_as_web_pages_of_others_may_send_it_is_not_read(live):
-    sent = {"content": b'{"text": "a"}', "headers": {"content-type": "text/plain"}}
-    assert error_of(live.ask("/generate", {}, **sent), 422)["param"] == "body"
+@pytest.mark.parametrize("headers", [{"content-type": "text/plain"}, {}])
+def test_a_form_as_web_pages_of_others_may_send_it_is_not_read_and_the_header_named(live, headers):
+    with httpx.Client(base_url=live.url, trust_env=False) as client:
+        answer = client.post("/generate", content=b'{"text": "a"}', headers=headers)
+    error = error_of(answer, 422)
+    assert error["param"] == "body" and "Content-Type: application/json" in error["message"]
+
+
+def test_null_and_what_asks_for_nothing_are_as_good_as_nothing(live):
+    nothing = ("tools", "tool_choice", "logit_bias", "stream", "n", "top_p", "stream_options")
+    body = {"messages": HELLO, "max_tokens": 5, "seed": 1}
+    plain = live.ask(CHAT, body).json()["choices"]
+    assert (
+        live.ask(CHAT, body | dict.fromkeys((*nothing, "temperature"))).json()["choices"] == plain
+    )
+    neutral = {"tools": [], "tool_choice": "none", "logit_bias": {}, "temperature": 1, "n": 1}
+    assert live.ask(CHAT, body | neutral).json()["choices"] == plain
+    body = {"text": "a", "max_tokens": 5, "seed": 1}
+    with_nulls = live.ask("/generate", body | {"temperature": None, "top_p": None})
+    assert with_nulls.json() == live.ask("/generate", body).json()
 
 
 def test_what_was_sent_is_not_sent_back(live):
