@@ -245,7 +245,7 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         kind = "" if isinstance(error, JobError) else f"{type(error).__name__}: "
         with contextlib.suppress(OSError):  # a full disk must not hide what failed
-            _set_status(trainer, state, reason=f"{kind}{error}"[:500])
+            _set_status(trainer, state, done=_steps_done(trainer), reason=f"{kind}{error}"[:500])
         raise
     finally:
         if monitor:
@@ -282,9 +282,16 @@ def _is_over(trainer: GRPOTrainer) -> str:
     return trainer.ranks.broadcast(over)
 
 
-def _set_status(trainer: GRPOTrainer, state: str, **details: Any) -> None:
+def _set_status(trainer: GRPOTrainer, state: str, done: int | None = None, **details: Any) -> None:
+    """`done` steps are finished; by default all that the trainer counts."""
     if trainer.ranks.is_main:
-        trainer.run.set_status(state, step=trainer.progress.step, **details)
+        step = trainer.progress.step if done is None else done
+        trainer.run.set_status(state, step=step, **details)
+
+
+def _steps_done(trainer: GRPOTrainer) -> int:
+    """What the status says: the trainer may have counted the step that broke off, too."""
+    return trainer.run.status().get("step", 0)
 
 
 def _first_line(trainer: GRPOTrainer, monitor: Any, progress: Any) -> None:

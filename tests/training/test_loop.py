@@ -74,6 +74,23 @@ def test_a_warm_start_is_evaluated_on_dev_and_its_best_adapter_is_kept(tmp_path)
     assert [row["eval/kl"] for row in rows] == [None] * 3  # SFT has no reference
 
 
+def test_a_step_that_breaks_off_after_it_was_counted_is_not_told_as_done(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tiny_config(tmp_path))
+    update = trainer._update
+
+    def broken() -> dict:
+        if trainer.progress.step > 2:
+            raise RuntimeError("another process is gone")
+        return update()
+
+    monkeypatch.setattr(trainer, "_update", broken)
+    with pytest.raises(RuntimeError, match="is gone"):
+        train(trainer)
+    assert trainer.progress.step == 4  # two steps make an update
+    status = trainer.run.status()
+    assert (status["state"], status["step"]) == ("failed", 3)
+
+
 def test_with_null_steps_an_epoch_is_one_pass_over_the_training_states(tmp_path):
     config = tiny_config(tmp_path).with_overrides(
         "training.steps_per_epoch=null", "training.max_steps=null", "training.batch_size=3",
