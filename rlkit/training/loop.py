@@ -290,8 +290,9 @@ def _set_status(trainer: GRPOTrainer, state: str, done: int | None = None, **det
 
 
 def _steps_done(trainer: GRPOTrainer) -> int:
-    """What the status says: the trainer may have counted the step that broke off, too."""
-    return trainer.run.status().get("step", 0)
+    """The step of the last line of metrics: the trainer may have counted one that broke off."""
+    rows = trainer.run.read_metrics()
+    return rows[-1]["step"] if rows else 0
 
 
 def _first_line(trainer: GRPOTrainer, monitor: Any, progress: Any) -> None:
