@@ -128,10 +128,21 @@ class RunConfig(Section):
                     f"rollout.engine is {self.rollout.engine!r}, which is handed adapters, and "
                     "lora.enabled is false; take engine transformers, or train an adapter."
                 )
+        if self.rollout.groups_at_once > 1:
+            self._check_groups_at_once()
         if self.task == "answers" and self.grpo.credit == "clue":
             raise ConfigError(
                 "grpo.credit is 'clue', which task answers has none of; take credit action."
             )
+
+    def _check_groups_at_once(self) -> None:
+        for name, wanted in (("engine", "transformers"), ("overlap", "none")):
+            given = getattr(self.rollout, name)
+            if given != wanted:
+                raise ConfigError(
+                    f"rollout.groups_at_once is {self.rollout.groups_at_once}, which is for "
+                    f"rollout.{name} {wanted}, and that is {given!r}; set groups_at_once to 1."
+                )
 
     def _train_all_weights(self) -> None:
         """Without an adapter: no 4-bit weights, and rates at which a model keeps what it knows,

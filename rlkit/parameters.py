@@ -179,6 +179,14 @@ class RolloutSection(Section):
         "as the weights stay, which changes nothing but the time; ahead, across an update, too, "
         "whose first group is then sampled under the weights before it",
     )
+    groups_at_once: int = key(
+        1,
+        "transformers: groups of a step that are sampled in one batch; more is faster on a CPU, "
+        "but an action then depends, in its last digits, on what was sampled beside it",
+        "groups",
+        ge=1,
+        le=4096,
+    )
 
 
 class RewardSection(Section):
@@ -426,6 +434,9 @@ class ExecutorSection(Section):
         2048, "longer prompts lose their oldest context", "tokens", ge=32, le=1_000_000
     )
     plain_lines: bool = key(True, "untagged lines count as clues")
+    stop_at_max_clues: bool = key(
+        False, "an action ends with the tag that closes its last counted clue (search.max_clues)"
+    )
     served_model: str | None = key(
         None, "name of the server's model that plays the Executor as policy served", min_length=1
     )
@@ -498,6 +509,9 @@ class EvaluationSection(Section):
     )
     batch_size: int = key(8, "states written for at once", "states", ge=1)
     epoch_states: int = key(16, "dev states at the end of each epoch; 0: none", "states", ge=0)
+    epoch_kl: bool = key(
+        True, "the KL to the reference on those states, too, for which their prompts are read twice"
+    )
     split: Literal["eval", "dev", "train"] = key("eval", "whose states are evaluated")
     checkpoint: Literal["newest", "best"] = key(
         "newest", "which one is `tuned`; best: the highest reward on dev"

@@ -177,7 +177,7 @@ def _controls(seed: int, plan: Mapping[str, Any]) -> list[Part]:
         Part(f"sft-continued/{seed}", ("sft",), f"study-sft-continued-{seed}",
             {"seed": seed, "sft.start_from": start, **controls["sft-continued"]}, after, like),
         Part(f"rejection/{seed}", ("train",), f"study-rejection-{seed}",
-            {"seed": seed, "model.init_adapter": start, **controls["rejection"]}, after, like),
+            {**_grpo(seed, plan), **controls["rejection"]}, after, like),
     ]  # fmt: skip
 
 

@@ -13,9 +13,9 @@ the clue."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlkit.agents.clues import MAX_CLUE_WORDS, MAX_RAW_CHARS, clean_clue
 from rlkit.library.tokenize import folded
@@ -25,6 +25,7 @@ MAX_LINE_WORDS = 30  # a longer line is prose
 _TAG = re.compile(
     r"<[ \t]*+(/?)[ \t]*+(search_clues|search|clue|analysis|think(?:ing)?)\b[^<>]*+>", re.IGNORECASE
 )
+_CLOSED = re.compile(r"</clue>\s*\Z", re.IGNORECASE)
 _FENCE = re.compile(r"```[\w+\-]*+[ \t]*+(?=[\r\n]|\Z)|```|~~~")
 _MARKER = re.compile(
     r"\s*+(?:[-*+–—‣◦·●•・]\s|[•●‣◦]|[(（]?\d{1,2}(?:[)）、]|[.．](?!\d))|[①-⑳]"
@@ -95,6 +96,21 @@ def parse_clues_from_output(text: str, max_clues: int = 4, plain_lines: bool = T
     clues = tuple(clue for clue, _ in kept.values())
     spans = tuple(span for _, span in kept.values())
     return ParsedClues(clues, how, dropped, spans, repeated)
+
+
+def completeness(config: Any) -> Callable[[str], bool] | None:
+    """Whether an output holds all the clues that count, where `executor.stop_at_max_clues` ends
+    it there: it ends with the tag of a clue, and `search.max_clues` clues are read in it."""
+    if not config.executor.stop_at_max_clues:
+        return None
+    most, plain_lines = config.search.max_clues, config.executor.plain_lines
+
+    def complete(text: str) -> bool:
+        if not _CLOSED.search(text):
+            return False
+        return len(parse_clues_from_output(text, most, plain_lines)) == most
+
+    return complete
 
 
 def _without_passages(text: str) -> tuple[str, list[_Tag]]:

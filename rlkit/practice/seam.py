@@ -27,6 +27,7 @@ class Task(Protocol):
       take_metrics()  what else stands there
       lineage()       what the data was, for `lineage.json`
       damaged         files that were set aside, told at the start
+      complete        (text) -> whether an action needs no more tokens; None: it ends by itself
     For the evaluation:
       metrics         {component: (title, unit, needs a reward, is a share)}: its columns
       primary         the one of the headline

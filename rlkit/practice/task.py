@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlkit.agents.clues import count_words, format_clues
-from rlkit.agents.parse import ParsedClues
+from rlkit.agents.parse import ParsedClues, completeness
 from rlkit.agents.prompt import CountTokens, Messages, build_messages, shown_text
 from rlkit.agents.recording import CollectReport
 from rlkit.config import load_object, named_object
@@ -99,6 +99,11 @@ class SearchTask:
                 "or set model.init_adapter to null."
             )
         return found
+
+    @property
+    def complete(self) -> Callable[[str], bool] | None:
+        """Whether an action needs no more tokens, see `Task`."""
+        return completeness(self.config)
 
     def known_action(self, state: State) -> str:
         """The recorded action of a state, as the policy would write it; for a look at it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.agents.executor import build_policy
+from rlkit.agents.parse import completeness
 from rlkit.agents.prompt import build_messages
 from rlkit.library.corpus import Corpus
 from rlkit.results.answer_cache import DECODING, Answers, CachedSampler
@@ -59,12 +60,13 @@ class Player:
         alone: bool = False,
         label: str | None = None,
         precision: str = "",
+        complete: Callable[[str], bool] | None = None,
     ) -> None:
         """`alone`: nobody else plays this model, so that it is freed once all is written.
-        `precision` says in which one it computes."""
+        `precision` says in which one it computes; `complete` is the task's (`Task.complete`)."""
         self.config, self.loaded, self.prompt = config, loaded, prompt
         self.adapter, self.alone, self.label = adapter, alone, label
-        self.precision = precision
+        self.precision, self.complete = precision, complete
 
     def write(self, state: Any) -> str:
         """The greedy completion for one state."""
@@ -97,6 +99,7 @@ class Player:
                 end_ids=end_ids(policy.model, policy.tokenizer),
                 temperature=grpo.temperature,
                 uniforms=np.concatenate(numbers),
+                complete=policy.complete,
             )
         texts = [decode(policy.tokenizer, ids) for ids in sampled.rows()]
         return [texts[i : i + rows] for i in range(0, len(texts), rows)]
@@ -116,6 +119,7 @@ class Player:
             adapter=self.adapter,
             batch_size=self.config.evaluation.batch_size,
             enable_thinking=self.config.model.enable_thinking,
+            complete=self.complete,
         )
 
 
@@ -175,14 +179,26 @@ class _Builder:
         if name in self.models:
             folder = self.models[name]
             loaded = Loaded(lambda: self._load_whole(folder))
-            player = Player(self.config, loaded, self._prompt, None, True, _label(folder), said)
+            player = self._player(loaded, None, True, _label(folder), said)
             return self._kept(player, folder, None, precision)
         own = {"untouched": (None, None), "warm_start": (REFERENCE, self.warm_start)}
         adapter, folder = own.get(name) or (name, self.adapters[name])
         label = None if name in own else _label(folder)
-        player = Player(self.config, self.base, self._prompt, adapter, False, label, said)
+        player = self._player(self.base, adapter, False, label, said)
         base = resolve_base_model(self.config.model.base_model_path)
         return self._kept(player, base, folder, precision)
+
+    def _player(
+        self, loaded: Loaded, adapter: str | None, alone: bool, label: str | None, said: str
+    ) -> Player:
+        complete = self._complete
+        return Player(self.config, loaded, self._prompt, adapter, alone, label, said, complete)
+
+    @property
+    def _complete(self) -> Callable[[str], bool] | None:
+        if self.task is None:
+            return completeness(self.config)
+        return getattr(self.task, "complete", None)
 
     def _precision(self, whole: bool) -> Precision:
         """Where and how it computes. A whole model is what is shipped: it is not quantised."""
@@ -212,6 +228,8 @@ class _Builder:
         }
         answers = Answers(self.cache, author, self.log)
         decoding = {"max": config.grpo.max_new_tokens, "thinking": config.model.enable_thinking}
+        if self._complete is not None:
+            decoding |= {"complete": config.search.max_clues}
         sampling = {"temperature": config.grpo.temperature, "seed": config.seed}
         return CachedSampler(player, answers, self._prompt, decoding, sampling)
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +25,30 @@ class PromptCache:
     length: int  # P - 1 of the longest prompt
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (B, J, P - 1, D)
     ends_early: bool = True  # not where hooks must run to their end (sharding.py)
+
+    def of(self, row: int, length: int) -> PromptCache:
+        """The cache of one of the prompts, which has `length` + 1 tokens."""
+        layers = {
+            layer: tuple(x[row : row + 1, :, :length] for x in pair)
+            for layer, pair in self.layers.items()
+        }
+        return PromptCache(self.last_layer, length, layers, self.ends_early)
+
+
+def joined(caches: Sequence[PromptCache]) -> PromptCache:
+    """The cache of several prompts together, right-padded, without a graph."""
+    first, length = caches[0], max(cache.length for cache in caches)
+    layers = {}
+    for layer in first.layers:
+        pairs = [cache.layers[layer] for cache in caches]
+        layers[layer] = tuple(
+            torch.cat([_padded(pair[i].detach(), length) for pair in pairs]) for i in (0, 1)
+        )
+    return PromptCache(first.last_layer, length, layers, first.ends_early)
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    return nn.functional.pad(x, (0, 0, 0, length - x.shape[2]))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rlkit.errors import ConfigError
 from rlkit.practice.source import sample_of
 from rlkit.training.greedy import greedy_evaluation
 from rlkit.training.ranks import Ranks
-from rlkit.training.text import end_ids
+from rlkit.training.text import completeness, end_ids
 
 
 def dev_evaluation(trainer: Any) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def sft_evaluation(
         model=model,
         tokenizer=tokenizer,
         ends=end_ids(model, tokenizer),
+        complete=completeness(getattr(task, "complete", None), tokenizer),
         ranks=Ranks(),
     )
     return functools.partial(greedy_evaluation, writer, states)

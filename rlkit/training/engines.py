@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from rlkit.errors import ModelError
-from rlkit.training.caches import PromptCache
+from rlkit.training.caches import PromptCache, joined
 from rlkit.training.rollout import Group
 from rlkit.training.sampling import SampledActions, sample_actions, uniform_numbers
 
@@ -71,20 +73,35 @@ class TransformersEngine:
     def ask(self, asked: Sequence[Asked]) -> None: ...
 
     def sample(self, asked: Asked, prefix: PromptCache | None = None) -> SampledActions:
-        trainer, settings, which = self._trainer, self._trainer.settings, asked.which
-        longest = settings.max_new_tokens
-        uniforms = uniform_numbers(
-            trainer.config.seed, asked.state_id, asked.visit, settings.group_size, longest
-        )
+        return self._sampled([asked], prefix)
+
+    def sample_together(
+        self, asked: Sequence[Asked], prefixes: Sequence[PromptCache | None]
+    ) -> list[SampledActions]:
+        """The actions of whole groups, in one batch (`rollout.groups_at_once`)."""
+        known = [prefix for prefix in prefixes if prefix is not None]
+        prefix = joined(known) if len(known) == len(asked) else None
+        sampled, k = self._sampled(asked, prefix), len(asked[0].which)
+        return [sampled.part(slice(i * k, (i + 1) * k)) for i in range(len(asked))]
+
+    def _sampled(self, asked: Sequence[Asked], prefix: PromptCache | None) -> SampledActions:
+        trainer, settings = self._trainer, self._trainer.settings
+        size, longest = settings.group_size, settings.max_new_tokens
+        numbers = [
+            uniform_numbers(trainer.config.seed, one.state_id, one.visit, size, longest)
+            for one in asked
+        ]
+        drawn = [n[one.which.start : one.which.stop] for n, one in zip(numbers, asked, strict=True)]
         return sample_actions(
             trainer.model,
-            [asked.prompt],
-            len(which),
+            [one.prompt for one in asked],
+            len(asked[0].which),
             longest,
             end_ids=trainer.ends,
             temperature=settings.temperature,
-            uniforms=uniforms[which.start : which.stop],
+            uniforms=np.concatenate(drawn),
             prefix=prefix,
+            complete=trainer.complete,
         )
 
 

@@ -11,7 +11,10 @@ import torch
 
 from rlkit.training import sharding
 from rlkit.training.adapters import as_reference, has_reference
+from rlkit.training.caches import PromptCache
+from rlkit.training.gradients import without_dropout
 from rlkit.training.grpo import k3
+from rlkit.training.prefix import read_prompts, shares_graphs
 from rlkit.training.rollout import mean
 from rlkit.training.sampling import sample_actions
 from rlkit.training.text import decode, encode_prompt
@@ -53,16 +56,20 @@ def _greedy(
         for s in states
     ]
     scores, kl, tokens = [], 0.0, 0.0
-    compared = hasattr(trainer, "log_probs") and has_reference(trainer.model)
-    size = trainer.config.evaluation.batch_size
+    evaluation, model = trainer.config.evaluation, trainer.model
+    compared = evaluation.epoch_kl and hasattr(trainer, "log_probs") and has_reference(model)
+    size = evaluation.batch_size
     for start in range(0, len(states), size):
         part = range(start, min(start + size, len(states)))
+        prefix = _read(trainer, [prompts[i] for i in part])
         sampled = sample_actions(
-            trainer.model,
+            model,
             [prompts[i] for i in part],
             1,
             trainer.settings.max_new_tokens,
             end_ids=trainer.ends,
+            prefix=prefix,
+            complete=trainer.complete,
         )
         for i, ids in zip(part, sampled.rows(), strict=True):
             known = False
@@ -71,15 +78,25 @@ def _greedy(
                 scores.append((score.reward, {name: score.components.get(name) for name in names}))
                 known = score.reward is not None  # unscorable ones count nowhere
             if compared and (known or sharding.of(trainer.model)):
-                found = _kl_sum(trainer, prompts[i], ids)
+                alone = prefix and prefix.of(i - start, len(prompts[i]) - 1)
+                found = _kl_sum(trainer, prompts[i], ids, alone)
                 kl, tokens = kl + found * known, tokens + len(ids) * known
     return scores, kl, tokens
 
 
 @torch.no_grad()
-def _kl_sum(trainer: Any, prompt: list[int], ids: list[int]) -> float:
+def _read(trainer: Any, prompts: list[list[int]]) -> PromptCache | None:
+    """The prompts, read once for sampling and for the policy's log-probabilities."""
+    if not shares_graphs(trainer.model):
+        return None
+    with without_dropout(trainer.model):
+        return read_prompts(trainer.model, prompts)
+
+
+@torch.no_grad()
+def _kl_sum(trainer: Any, prompt: list[int], ids: list[int], prefix: PromptCache | None) -> float:
     tokens = torch.tensor([ids], device=trainer.device)
-    policy, _ = trainer.log_probs(prompt, tokens)
+    policy, _ = trainer.log_probs(prompt, tokens, prefix=prefix)
     with as_reference(trainer.model):
         reference, _ = trainer.log_probs(prompt, tokens)
     return float(k3(reference - policy).sum())

@@ -31,7 +31,7 @@ from rlkit.training.models import resolve_base_model
 from rlkit.training.precision import Precision, choose_precision
 from rlkit.training.sampling import sample_actions
 from rlkit.training.sharding import Strategy
-from rlkit.training.text import decode, encode_prompt, end_ids, token_counter
+from rlkit.training.text import completeness, decode, encode_prompt, end_ids, token_counter
 from rlkit.training.weights import check_model_folder, load_weights, train_all_weights
 
 
@@ -244,7 +244,10 @@ class ModelPolicy:
         adapter: str | None = TRAINED,
         batch_size: int = 8,
         enable_thinking: bool = False,
+        complete: Callable[[str], bool] | None = None,
     ) -> None:
+        """`complete`: whether a text needs no more tokens; without it, the model ends it."""
+        self.complete = completeness(complete, tokenizer)
         self.model, self.tokenizer, self.prompt = model, tokenizer, prompt
         self.max_new_tokens, self.adapter, self.batch_size = max_new_tokens, adapter, batch_size
         self.enable_thinking = enable_thinking
@@ -261,7 +264,14 @@ class ModelPolicy:
             part = states[start : start + self.batch_size]
             prompts = [self.prompt_ids(state) for state in part]
             with using_adapter(self.model, self.adapter):
-                sampled = sample_actions(self.model, prompts, 1, self.max_new_tokens, end_ids=ends)
+                sampled = sample_actions(
+                    self.model,
+                    prompts,
+                    1,
+                    self.max_new_tokens,
+                    end_ids=ends,
+                    complete=self.complete,
+                )
             texts += [decode(self.tokenizer, ids) for ids in sampled.rows()]
         return texts
 

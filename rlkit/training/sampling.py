@@ -44,6 +44,13 @@ class SampledActions:
         """The tokens of every row, without padding."""
         return [t[m].tolist() for t, m in zip(self.tokens, self.mask, strict=True)]
 
+    def part(self, rows: slice) -> SampledActions:
+        """Some of the rows, as long as the longest of them."""
+        mask = self.mask[rows]
+        length = int(mask.sum(dim=1).max())
+        tokens, logprobs = self.tokens[rows, :length], self.logprobs[rows, :length]
+        return SampledActions(tokens, mask[:, :length], logprobs, self.ended[rows])
+
 
 def uniform_numbers(seed: int, state_id: str, visit: int, actions: int, length: int) -> np.ndarray:
     """(K, C) float64 in [0, 1): number t of action k is word 0 of Philox at counter t.
@@ -92,11 +99,13 @@ def sample_actions(
     temperature: float = 1.0,
     uniforms: np.ndarray | None = None,
     prefix: PromptCache | None = None,
+    complete: Callable[[list[int]], bool] | None = None,
 ) -> SampledActions:
     """Sample `actions` completions for each of B prompts; greedy where `uniforms` is None.
 
     `uniforms` is (B * K, max_new_tokens), see `uniform_numbers`; `prefix` is what `read_prompts`
-    made of the same prompts, where that is there already. Finished rows stay in the batch,
+    made of the same prompts, where that is there already. `complete` tells whether the ids of an
+    action so far are all of it; it has ended then. Finished rows stay in the batch,
     so that the arithmetic of the others does not change; decoding stops when all have ended.
     """
     device, shards = sharding.computes_on(model), sharding.of(model)
@@ -131,6 +140,8 @@ def sample_actions(
         masks.append(~done)
         logprobs.append(logprob.masked_fill(done, 0.0))
         done = done | torch.isin(picked, ends)
+        if complete is not None:
+            done = done | _completed(torch.stack(tokens, 1), done, complete)
         ended = bool(done.all())
         if t + 1 == max_new_tokens or (shards.all(ended) if shards else ended):
             break
@@ -142,6 +153,19 @@ def sample_actions(
     return SampledActions(
         torch.stack(tokens, 1), torch.stack(masks, 1), torch.stack(logprobs, 1), done
     )
+
+
+def _completed(tokens: Tensor, done: Tensor, complete: Callable[[list[int]], bool]) -> Tensor:
+    """(N,) bool: which of the rows that go on, (N, t) tokens, are complete."""
+    rows = zip(tokens.tolist(), done.tolist(), strict=True)
+    found = [not over and complete(ids) for ids, over in rows]
+    return torch.tensor(found, device=done.device)
+
+
+def cut_short(ids: Sequence[int], complete: Callable[[list[int]], bool] | None) -> int:
+    """How many tokens an action has that ends as soon as it is complete."""
+    lengths = range(1, len(ids)) if complete is not None else ()
+    return next((n for n in lengths if complete(list(ids[:n]))), len(ids))
 
 
 def step_function(

@@ -58,6 +58,13 @@ def token_texts(tokenizer: transformers.PreTrainedTokenizerBase, ids: Sequence[i
     return pieces
 
 
+def completeness(
+    complete: Callable[[str], bool] | None, tokenizer: transformers.PreTrainedTokenizerBase
+) -> Callable[[Sequence[int]], bool] | None:
+    """Whether token ids are a complete answer, where a task tells it of texts (`Task.complete`)."""
+    return None if complete is None else lambda ids: complete(decode(tokenizer, ids))
+
+
 def end_ids(model: nn.Module, tokenizer: transformers.PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end an answer: the tokenizer's, and those of the generation config."""
     config = getattr(model, "generation_config", None)

@@ -49,7 +49,7 @@ from rlkit.training.resume import Progress, restore_trainer, save_trainer
 from rlkit.training.rollout import Group, parcel
 from rlkit.training.scaling import process_warnings
 from rlkit.training.schedule import learning_rate
-from rlkit.training.text import decode, encode_prompt, end_ids
+from rlkit.training.text import completeness, decode, encode_prompt, end_ids
 from rlkit.training.zero import make_optimizer
 
 
@@ -87,6 +87,7 @@ class GRPOTrainer:
         )
         self.scaler = loss_scaler(model)
         self.ends = end_ids(model, tokenizer)
+        self.complete = completeness(getattr(task, "complete", None), tokenizer)
         self.progress = Progress()
         self.ahead = 0  # steps counted beyond the position in the data: with fewer processes
         self.ranks.copy_(self.parameters)
@@ -236,7 +237,33 @@ class GRPOTrainer:
         """The groups of a step, each sampled and scored when it is asked for, or before."""
         if self.config.rollout.overlap != "none":
             return scored_groups(self, mine, coming, clock, graph)
+        if self.config.rollout.groups_at_once > 1:
+            return self._sampled_together(mine, clock, graph)
         return (self._sample_group(state, clock, graph, visit) for state, visit in mine)
+
+    def _sampled_together(
+        self, mine: Sequence[tuple[Any, int]], clock: dict[str, float], graph: bool
+    ) -> Generator[Group, None, None]:
+        """The groups of a step, `rollout.groups_at_once` of them sampled in one batch."""
+        size, graph = self.config.rollout.groups_at_once, graph and self._reuses_prompts
+        for first in range(0, len(mine), size):
+            start, part = time.perf_counter(), mine[first : first + size]
+            asked = [self._asked(state, visit) for state, visit in part]
+            prefixes = [self._read_prompt(one.prompt) if graph else None for one in asked]
+            sampled = self.engine.sample_together(asked, prefixes)
+            clock["sampling"] += time.perf_counter() - start
+            for (state, visit), one, actions, prefix in zip(
+                part, asked, sampled, prefixes, strict=True
+            ):
+                texts = [decode(self.tokenizer, ids) for ids in actions.rows()]
+                group = Group(state, visit, one.prompt, actions, texts, [], prefix=prefix)
+                self._score(group, clock)
+                yield group
+
+    def _score(self, group: Group, clock: dict[str, float]) -> None:
+        start = time.perf_counter()
+        group.scores = self.task.score(group.state, group.texts)
+        clock["environment"] += time.perf_counter() - start
 
     def _sample_group(
         self, state: Any, clock: dict[str, float], graph: bool = False, visit: int | None = None
@@ -245,9 +272,7 @@ class GRPOTrainer:
         if visit is None:
             visit = self.progress.visits.get(state.state_id, 0)
         group = self._sampled(state, clock, graph, visit)
-        start = time.perf_counter()
-        group.scores = self.task.score(state, group.texts)
-        clock["environment"] += time.perf_counter() - start
+        self._score(group, clock)
         return group
 
     def _sampled(self, state: Any, clock: dict[str, float], graph: bool, visit: int) -> Group:

@@ -18,7 +18,7 @@ import torch
 
 from rlkit.errors import AgentError, ModelError
 from rlkit.training.engines import Asked
-from rlkit.training.sampling import SampledActions
+from rlkit.training.sampling import SampledActions, cut_short
 
 PROCESSED = "processed_logprobs"
 
@@ -81,14 +81,17 @@ def packed(
     for completion in completions:
         if why := _objection(completion, trainer, vocabulary):
             raise AgentError(f"{who} answered with {why}; it cannot be learnt from.")
-    lengths = torch.tensor([len(c.ids) for c in completions])
+    cut = [cut_short(c.ids, trainer.complete) for c in completions]
+    lengths = torch.tensor(cut)
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]  # (K, C)
     tokens = torch.zeros(mask.shape, dtype=torch.int64)
     logprobs = torch.zeros(mask.shape)
     for k, completion in enumerate(completions):
-        tokens[k, : lengths[k]] = torch.tensor(list(completion.ids))
-        logprobs[k, : lengths[k]] = torch.tensor(list(completion.logprobs))
-    ended = torch.tensor([c.finish_reason == "stop" for c in completions])
+        tokens[k, : cut[k]] = torch.tensor(list(completion.ids[: cut[k]]))
+        logprobs[k, : cut[k]] = torch.tensor(list(completion.logprobs[: cut[k]]))
+    whole = [n < len(c.ids) for n, c in zip(cut, completions, strict=True)]
+    stopped = [c.finish_reason == "stop" for c in completions]
+    ended = torch.tensor(whole) | torch.tensor(stopped)
     return SampledActions(*(t.to(trainer.device) for t in (tokens, mask, logprobs, ended)))
 
 
