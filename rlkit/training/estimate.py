@@ -8,8 +8,9 @@ Memory, in bytes, at the largest moment of a step (one group at a time, its prom
                  for the copy that is the reference, where grpo.kl_penalty is above 0
     activations  (P + K C) tokens x layers x [s (2 I + 4 E + 4 Q) + 4 (2 E + 2 Q)]; with gradient
                  checkpointing s E a layer, and one layer whole; with rollout.overlap P more, where
-                 the next group's prompt has its graph
-    cache        (P + K C) tokens x layers x keys and values x s, of sampling
+                 the next group's prompt has its graph, with rollout.groups_at_once those of all
+    cache        (P + K C) tokens x layers x keys and values x s, of the groups that are sampled
+                 together
     logits       128 rows (or 2^20 numbers) x vocabulary x 4, three times
     libraries    0.6 GiB
 
@@ -231,16 +232,16 @@ def _number(path: Path) -> int | None:
 
 
 def _tokens(shape: Shape, config: Any) -> tuple[int, int]:
-    """Tokens of a group with its prompt; and of the longest row that carries gradients."""
+    """Tokens of the groups that are sampled together, prompts included, and of the longest row
+    that carries gradients."""
     prompt = config.executor.max_prompt_tokens if config.task == "search" else ANSWER_PROMPT
     prompt = min(prompt, shape.context or prompt)
     action = config.grpo.max_new_tokens
     group = prompt + config.grpo.group_size * action
-    two_graphs = (
-        config.rollout.overlap != "none"
-        and config.grpo.reuse_prompt_graph == "auto"
-        and not config.training.gradient_checkpointing
-    )
-    row = group + prompt if two_graphs else group
+    together = min(config.rollout.groups_at_once, config.training.batch_size)
+    graphs = 2 if config.rollout.overlap != "none" else together
+    if config.grpo.reuse_prompt_graph == "never" or config.training.gradient_checkpointing:
+        graphs = 1
+    row = group + (graphs - 1) * prompt
     sft = min(SFT_ROW, config.sft.batch_size * (prompt + action))
-    return group, max(row, sft) if config.model.init_adapter == "auto" else row
+    return group * together, max(row, sft) if config.model.init_adapter == "auto" else row

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from rlkit.agents.clues import clean_clue, count_words, distinct_clues, format_clues
-from rlkit.agents.parse import parse_clues_from_output
+from rlkit.agents.parse import completeness, parse_clues_from_output
+from rlkit.config import RunConfig
 from rlkit.errors import ConfigError
 
 
@@ -200,3 +201,23 @@ def test_long_output_of_any_kind_is_read_in_linear_time(piece: str) -> None:
     started = time.monotonic()
     parse_clues_from_output(text)
     assert time.monotonic() - started < 30  # a second or so; quadratic code would take hours
+
+
+@pytest.mark.parametrize(
+    ("text", "complete"),
+    [
+        ("<clue>Mary Harron</clue>\n<clue>American Psycho</clue>", True),
+        ("<clue>Mary Harron</clue>\n<clue>American Psycho</clue>\n \n", True),
+        ("<search_clues><clue>Mary Harron</clue><CLUE>Psycho</CLUE>", True),
+        ("<clue>Mary Harron</clue>\n<clue>American Psycho</clue", False),
+        ("<clue>Mary Harron</clue>\n<clue>mary harron</clue>", False),  # the second says it again
+        ("<clue>Mary Harron</clue>\n<clue>!</clue>", False),
+        ("<think><clue>a</clue><clue>b</clue>", False),
+        ("<clue>Mary Harron</clue>", False),
+        ("", False),
+    ],
+)
+def test_an_output_is_complete_with_the_tag_that_closes_its_last_counted_clue(text, complete):
+    assert completeness(RunConfig()) is None
+    config = RunConfig(executor={"stop_at_max_clues": True}, search={"max_clues": 2})
+    assert completeness(config)(text) is complete

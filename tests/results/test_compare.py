@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -349,6 +350,28 @@ def test_samples_are_reproducible_and_more_of_them_go_on_from_those_that_are_kep
     assert len({text for row in four for text in row}) > 4  # sampled, not greedy
     assert samples(4) == four and len(loads) == 2
     assert samples(4, "evaluation.cache=false", "evaluation.batch_size=3") == four
+
+
+def test_answers_that_end_where_they_are_complete_are_others_than_those_that_go_on(
+    with_models: tuple[RunConfig, Path, Path, Path],
+    loads: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, first, _, _ = with_models
+
+    def answers(complete: Callable[[str], bool] | None) -> list[str]:
+        monkeypatch.setattr("rlkit.practice.task.completeness", lambda config: complete)
+        changed = config.with_overrides("evaluation.samples=2")
+        found = evaluate_run(changed, checkpoints=[first], log=print)
+        return list(found.samples["completion"])
+
+    whole, short = answers(None), answers(lambda text: len(text) >= 3)
+    assert loads == ["base", "base"] and short != whole
+    assert all(
+        len(one) <= len(other) and (len(one) >= 3 or one == other)
+        for one, other in zip(short, whole, strict=True)
+    )
+    assert answers(None) == whole and loads == ["base", "base"]
 
 
 def test_a_whole_model_plays_as_it_is_shipped_beside_a_base_in_4_bit(
