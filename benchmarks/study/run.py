@@ -1,7 +1,8 @@
-"""The study as a queue: every part in the order of what it needs, one process at a time.
+"""The study as a queue: every part in the order of what it needs, one process a worker.
 
     python benchmarks/study/run.py --data data --out outputs/study --list
     python benchmarks/study/run.py --data data --out outputs/study [--only 'grpo/*'] [--hours 8]
+        [--workers 2]
 
 What is finished is never run again, whoever ran it (the runs' folders tell). A part that was
 stopped or killed goes on where it was. One that fails is written down with its reason, holds up
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -83,25 +85,48 @@ class Queue:
         """The parts that it needs and that are not done."""
         return [name for name in part.after if self.state(self.parts[name]) != DONE]
 
-    def run(self, chosen: Sequence[str], retry: bool = False) -> int:
-        """Run what is chosen and can be run; the number of parts that failed now."""
+    def run(self, chosen: Sequence[str], retry: bool = False, workers: int = 1) -> int:
+        """Run what is chosen and can be run, each part once, the earlier ones first, and as many
+        at a time as there are workers; the number of parts that failed now."""
+        waiting = [self.parts[name] for name in chosen]
+        running: dict[Future[tuple[str, str]], Part] = {}
         failed = 0
-        for part in (self.parts[name] for name in chosen):
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                while True:
+                    while len(running) < workers and (part := self._next(waiting, running, retry)):
+                        waiting.remove(part)
+                        running[pool.submit(self._one, part)] = part
+                    if not running:
+                        return failed
+                    for over in wait(running, return_when=FIRST_COMPLETED).done:
+                        name, (outcome, reason) = running.pop(over).name, over.result()
+                        print(f"{_now()} {name}: {outcome}{reason and ': ' + reason}", flush=True)
+                        failed += outcome == FAILED
+            except BaseException:
+                self.stop_at = 0.0  # what else runs saves, and ends
+                raise
+
+    def _next(self, waiting: list[Part], running: Mapping[Any, Part], retry: bool) -> Part | None:
+        """The first part that can begin now; those that will not are taken out of `waiting`."""
+        folders = {part.run for part in running.values()}
+        for part in list(waiting):
             state = self.state(part)
             if self.is_over():
-                break
-            if state == DONE or self.lacking(part):
+                return None
+            if state == DONE:
+                waiting.remove(part)
+            elif part.run in folders or self.lacking(part):
                 continue
-            if state == FAILED and self.record(part)["tries"] >= TRIES and not retry:
+            elif state == FAILED and self.record(part)["tries"] >= TRIES and not retry:
                 print(f"{part.name}: failed {TRIES} times, left as it is (--retry)", flush=True)
-                continue
-            if self._busy(part):
+                waiting.remove(part)
+            elif self._busy(part):
                 print(f"{part.name}: somebody is at work in its folder; passed over", flush=True)
-                continue
-            outcome, reason = self._one(part)
-            print(f"{_now()} {part.name}: {outcome}{reason and ': ' + reason}", flush=True)
-            failed += outcome == FAILED
-        return failed
+                waiting.remove(part)
+            else:
+                return part
+        return None
 
     def is_over(self) -> bool:
         """Whether no further part should begin."""
@@ -212,7 +237,7 @@ class Queue:
                 state = "busy"
             left += 0.0 if state == DONE else max(expected - spent, 0.0)
             lines.append(f"{part.name:<34} {state:<8} {spent:>8.2f} {expected:>11.2f}  {note}")
-        return "\n".join([*lines, f"left: about {left:.1f} hours, one process at a time"])
+        return "\n".join([*lines, f"left: about {left:.1f} hours of one worker"])
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -237,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     queue.stop_at = _deadline(options)
     with queue.alone():
-        failed = queue.run(chosen, options.retry)
+        failed = queue.run(chosen, options.retry, options.workers)
     return 130 if queue.signals else int(failed > 0)
 
 
@@ -253,6 +278,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--only", nargs="+", metavar="PATTERN", help="parts, such as 'grpo/*' or '*7'")
     add("--until", type=_time_of_day, metavar="HH:MM", help="stop then, local time")
     add("--hours", type=float, metavar="H", help="stop after so many")
+    add("--workers", type=int, default=1, help="parts at a time; set OMP_NUM_THREADS beside it")
     add("--retry", action="store_true", help="also what failed three times")
     add("--plan", type=Path, default=PLAN, help="another queue.yaml")
     return parser

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,54 @@ def until(true) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it never came")
+
+
+# ---- several workers
+
+
+def test_two_workers_run_two_parts_at_a_time_and_wait_for_what_a_part_needs(tmp_path):
+    meet = textwrap.dedent("""
+        import pathlib, time
+        place = pathlib.Path({place!r})
+        (place / {own!r}).touch()
+        end = time.time() + 60
+        while not (place / {other!r}).exists() and time.time() < end: time.sleep(0.05)
+        exit(not (place / {other!r}).exists())
+    """)
+    place = str(tmp_path)
+    code = {
+        "a": meet.format(place=place, own="a-there", other="b-there"),
+        "b": meet.format(place=place, own="b-there", other="a-there"),
+        "c": "1",
+    }
+    q = queue(tmp_path, code, {"c": ("a", "b")})
+    with q.alone():
+        assert q.run(list(q.parts), workers=2) == 0
+    assert states(q) == {"a": "done", "b": "done", "c": "done"}
+
+
+def test_two_parts_of_one_folder_never_run_at_once(tmp_path):
+    code = {name: slow(tmp_path / "log", 1) for name in ("a", "b")}
+    q = queue(tmp_path, code)
+    q.parts = {name: replace(part, run="one") for name, part in q.parts.items()}
+    q.run(["a", "b"], workers=2)
+    assert (tmp_path / "log").read_text() == "begin end begin end "
+
+
+def test_a_bug_in_one_worker_stops_the_others_so_that_they_save(tmp_path, monkeypatch):
+    q = queue(tmp_path, {"a": slow(tmp_path / "log", 60), "b": "1"})
+    process = Queue._process
+
+    def broken(self, part, record):
+        if part.name == "a":
+            return process(self, part, record)
+        until(lambda: (tmp_path / "log").exists())
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Queue, "_process", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        q.run(["a", "b"], workers=2)
+    assert states(q)["a"] == "stopped" and (tmp_path / "log").read_text() == "begin "
 
 
 # ---- the test set
