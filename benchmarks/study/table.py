@@ -25,11 +25,13 @@ from benchmarks.machine import machine, versions  # noqa: E402
 from benchmarks.publish import publish  # noqa: E402
 from benchmarks.study.figures import draw  # noqa: E402
 from benchmarks.study.ledger import Ledger  # noqa: E402
+from benchmarks.study.markdown import markdown  # noqa: E402
 from benchmarks.study.parts import PLAN, Part, parts  # noqa: E402
 from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_question  # noqa: E402
 from benchmarks.study.run import FAILED, Queue  # noqa: E402
 from benchmarks.study.targets import Target, further_targets, trl_against_ours  # noqa: E402
 from rlkit.config import RunConfig  # noqa: E402
+from rlkit.files import write_text  # noqa: E402
 from rlkit.results.statistics import (  # noqa: E402
     COUNT,
     FREE,
@@ -226,9 +228,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--output", type=Path, default=ROOT / "benchmarks" / "results" / "study.json"
     )
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--markdown", type=Path, help="write the tables there as Markdown, too")
     options = parser.parse_args(arguments)
     result = study(options.out, options.plan.resolve())
     publish(result, text(result), options.output)
+    if options.markdown is not None:
+        write_text(options.markdown, markdown(result))
     for path in draw(options.out, result, options.images):
         print(path)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.study import figures, gaming
+from benchmarks.study.markdown import markdown
 from benchmarks.study.rows import Rows, by_question, curve, first_reaching, measured
 from benchmarks.study.table import difference, policies, study, text
 from benchmarks.study.targets import Target, trl_against_ours
@@ -215,6 +216,19 @@ def test_two_plots_are_written_of_what_there_is(output):
     written = figures.draw(output, study(output), output / "images")
     assert [path.name for path in written] == ["study-quality-time.png", "study-test.png"]
     assert all(path.stat().st_size > 5000 for path in written)
+
+
+def test_the_tables_are_markdown_with_the_same_figures(output):
+    lines = markdown(study(output)).splitlines()
+    assert "### Test: 3 questions, 4 states, 3 left out, nothing missing" in lines
+    (ours,) = [line for line in lines if line.startswith("| warm start + GRPO | 0.583")]
+    assert ours.endswith("| 0.500 0.500 0.750 | 0.333 | 0.00 | 2.0 |")
+    pair = "| warm start + GRPO minus warm start | discovery | +0.42 [+0.06, +0.78] |"
+    assert f"{pair} +0.33 +0.33 +0.58 | +0.00 |" in lines
+    assert any(line.startswith("- **GRPO over warm start**: wanted at least") for line in lines)
+    assert "- **GRPO over rejection sampling**: interval above +0.00: not run yet" in lines
+    widths = {line.count("|") for line in lines if line.startswith("| warm start")}
+    assert widths == {6, 7, 10}
 
 
 # ---- gaming

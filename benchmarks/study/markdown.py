@@ -1,0 +1,103 @@
+"""The study's result as Markdown tables, for docs/results.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.study.rows import MEASURES, POLICIES
+from rlkit.results.statistics import signed
+
+PAIR_NAMES = {name: row.title for name, row in POLICIES.items()}
+HONEST = ("n_clues", *MEASURES)
+HONEST_NAMES = {"n_clues": "clues an action", **MEASURES}
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """All tables of what there is: of test, else of dev."""
+    split = "test" if result["policies"]["test"] else "dev"
+    policies = result["policies"][split]
+    blocks = [f"### {split.capitalize()}: {_sizes(result['states'].get(split, {}))}"]
+    if policies:
+        blocks += [_policies(policies), _differences(result["differences"], split)]
+        blocks.append(f"Beside the discovery (sampled, {split}):\n\n{_honest(policies)}")
+    targets = (f"- **{row['target']}**: {row['said']}" for row in result["targets"])
+    blocks.append("Targets:\n\n" + "\n".join(targets))
+    if result["ablations"]:
+        blocks.append("Ablations (exploratory, dev):\n\n" + _ablations(result["ablations"]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _sizes(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in states.items()) or "not run yet"
+
+
+def _policies(policies: Mapping[str, Any]) -> str:
+    header = ("policy", "discovery, sampled", "each seed", "greedy", "invalid", "documents read")
+    rows = []
+    for row in policies.values():
+        main, greedy = row["discovery_rate"], row.get("discovery_rate (greedy)")
+        seeds = " ".join(_share(mean) for mean in main.get("seeds", {}).values())
+        rows.append((row["title"], _interval(main), seeds, _mean(greedy, 3),
+            _mean(row.get("invalid"), 2), _mean(row.get("documents_read"), 1)))  # fmt: skip
+    return _table(header, rows)
+
+
+def _differences(differences: Sequence[Mapping[str, Any]], split: str) -> str:
+    header = ("difference", "measured as", "sampled", "each seed", "greedy")
+    greedy = {_what(row): row for row in differences if row["how"] == "greedy"}
+    rows = []
+    for row in differences:
+        if row["split"] == split and row["how"] == "sampled":
+            pair = f"{PAIR_NAMES[row['policy']]} minus {PAIR_NAMES[row['baseline']]}"
+            seeds = " ".join(signed(mean) for mean in row["seeds"].values())
+            name = row["metric"].replace("discovery_rate", "discovery")
+            name = MEASURES.get(name, name)
+            other = greedy.get(_what(row))
+            rows.append((pair, name, _difference(row), seeds, _difference(other) if other else ""))
+    return _table(header, rows)
+
+
+def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(row[key] for key in ("split", "policy", "baseline", "metric"))
+
+
+def _honest(policies: Mapping[str, Any]) -> str:
+    rows = [
+        (row["title"], *(_mean(row.get(name), 2) for name in HONEST)) for row in policies.values()
+    ]
+    return _table(("policy", *(HONEST_NAMES[name] for name in HONEST)), rows)
+
+
+def _ablations(rows: Sequence[Mapping[str, Any]]) -> str:
+    found = []
+    for row in rows:
+        against = ""
+        if row.get("minus reference") is not None:
+            against = _difference({**row, "mean": row["minus reference"]})
+        found.append((row["ablation"], f"{row['discovery']:.3f}", against, row["n"]))
+    return _table(("ablation", "discovery", "minus reference", "n"), found)
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    text = f"{found['mean']:.3f}"
+    return text if found["low"] is None else f"{text} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def _difference(found: Mapping[str, Any]) -> str:
+    if found["low"] is None:
+        return signed(found["mean"])
+    return f"{signed(found['mean'])} [{signed(found['low'])}, {signed(found['high'])}]"
+
+
+def _mean(found: Mapping[str, Any] | None, digits: int) -> str:
+    return f"{found['mean']:.{digits}f}" if found else ""
+
+
+def _share(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
