@@ -229,7 +229,7 @@ def _trl(seed: int, plan: Mapping[str, Any]) -> Part:
 def _ablations(seeds: list[int], plan: Mapping[str, Any]) -> list[Part]:
     found, seed = [], seeds[0]
     for name, changes in plan["ablations"].items():
-        base = _grpo(seed, plan) | {"training.max_steps": plan["steps_of_ablations"]}
+        base = _grpo(seed, plan) | plan["of_ablations"]
         train = Part(f"ablation/{name}", ("train",), f"study-ablation-{name}", base | changes,
             (f"sft/{seed}",))  # fmt: skip
         found += [train, _evaluation(train, "dev", seeds)]

@@ -21,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.measure import Stopwatch
@@ -29,7 +28,6 @@ from benchmarks.peer_trl import BEST, VARIANTS
 from rlkit.config import RunConfig
 from rlkit.errors import RlkitError
 from rlkit.files import plain
-from rlkit.practice.source import sample_of
 from rlkit.run import Run
 
 CHECKPOINTS = "trl_checkpoints"
@@ -86,19 +84,13 @@ def _recorder(
 def _evaluation(config: RunConfig, task: Any, log: Callable) -> Callable[[Any], dict[str, Any]]:
     """Greedy dev figures of TRL's model: its adapter is put into a model of this package."""
     from rlkit.training.adapters import load_lora_checkpoint
-    from rlkit.training.greedy import greedy_evaluation
+    from rlkit.training.dev import model_evaluation
     from rlkit.training.loop import load_model
-    from rlkit.training.ranks import Ranks
-    from rlkit.training.text import end_ids, token_counter
+    from rlkit.training.text import token_counter
 
     ours, tokenizer = load_model(config, config.model.init_adapter, log)
     task.count_tokens = token_counter(tokenizer)
-    writer = SimpleNamespace(
-        config=config, settings=config.grpo, task=task, model=ours, tokenizer=tokenizer,
-        ends=end_ids(ours, tokenizer), ranks=Ranks(),
-    )  # fmt: skip
-    states = sample_of(task.states("dev"), config.evaluation.epoch_states)
-    greedy = functools.partial(greedy_evaluation, writer, states)
+    greedy = model_evaluation(config, task, ours, tokenizer)
 
     def evaluate(model: Any) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:

@@ -43,8 +43,18 @@ def sft_evaluation(
     config: Any, task: Any, model: Any, tokenizer: Any
 ) -> Callable[[], dict[str, Any]] | None:
     """Greedy evaluation on dev states during SFT; None where it is off, or there are none."""
+    if config.sft.evaluate_every_n_updates is None:
+        return None
+    return model_evaluation(config, task, model, tokenizer)
+
+
+def model_evaluation(
+    config: Any, task: Any, model: Any, tokenizer: Any
+) -> Callable[[], dict[str, Any]] | None:
+    """Greedy evaluation of a model that has no trainer on the dev states, without a KL; None where
+    there are none."""
     states = sample_of(task.states("dev"), config.evaluation.epoch_states)
-    if not states or config.sft.evaluate_every_n_updates is None:
+    if not states:
         return None
     writer = SimpleNamespace(
         config=config,

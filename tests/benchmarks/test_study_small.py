@@ -50,7 +50,7 @@ def write_plan(folder: Path) -> Path:
         base[section] = base.get(section, {}) | values
     (folder / "base.yaml").write_text(yaml.safe_dump(base))
     plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
-    plan |= {"base": "base.yaml", "seeds": [7], "steps_of_ablations": 1}
+    plan |= {"base": "base.yaml", "seeds": [7], "of_ablations": {"training.max_steps": 1}}
     plan["ablations"] = {"all-states": {"training.flat_share": 1}}
     plan["controls"]["sft-continued"]["sft.num_epochs"] = 1
     plan["controls"]["rejection"]["training.num_epochs"] = 2
