@@ -91,11 +91,8 @@ def _answering(app: FastAPI) -> None:
         """OpenAI's chat completions: an answer to messages, whole or as server-sent events."""
         batcher: Batcher = request.app.state.batcher
         served = batcher.served
-        if asked.model not in (None, served.name):
-            raise errors.ServeError(
-                404, f"model: another one is served; ask {served.name}, or leave it out.",
-                param="model", code="model_not_found",
-            )  # fmt: skip
+        if asked.model is not None:
+            _refuse_another(asked.model, served)
         answer = await ask(request, asked, batcher, None)
         if not asked.stream:
             return chat.completion(await unless_gone(request, answer.all()), asked, served)
@@ -106,20 +103,41 @@ def _answering(app: FastAPI) -> None:
         )  # fmt: skip
 
 
+def _refuse_another(name: str, served: ServedModel) -> None:
+    if name != served.name:
+        raise errors.ServeError(
+            404, f"model: another one is served; ask {served.name}, or leave it out.",
+            param="model", code="model_not_found",
+        )  # fmt: skip
+
+
+def _card(served: ServedModel, started: int) -> ModelCard:
+    return ModelCard(id=served.name, created=started, max_model_len=served.context)
+
+
 def _looking(app: FastAPI, metrics: ServerMetrics, started: int) -> None:
     @app.get("/v1/models", operation_id="models", responses=_NO_ENTRY)
     async def models(request: Request) -> ModelList:
         """The model that is served."""
-        served = request.app.state.batcher.served
-        card = ModelCard(id=served.name, created=started, max_model_len=served.context)
-        return ModelList(data=[card])
+        return ModelList(data=[_card(request.app.state.batcher.served, started)])
 
+    @app.get(
+        "/v1/models/{name:path}", operation_id="model",
+        responses={**_NO_ENTRY, 404: errors.RESPONSES[404]},
+    )  # fmt: skip
+    async def model(name: str, request: Request) -> ModelCard:
+        """The same, by its name."""
+        served = request.app.state.batcher.served
+        _refuse_another(name, served)
+        return _card(served, started)
+
+    @app.head("/health", include_in_schema=False)
     @app.get(
         "/health", response_model=Health, operation_id="health",
         responses={503: {"model": Health, "description": "The model's thread has ended."}},
     )  # fmt: skip
     async def health(request: Request) -> Any:
-        """Whether requests are answered; needs no token."""
+        """Whether requests are answered; needs no token. HEAD tells the status alone."""
         alive = request.app.state.batcher.alive
         return Health(status="ok") if alive else JSONResponse({"status": "failed"}, 503)
 

@@ -80,7 +80,7 @@ class _Asked(BaseModel):
 
 class GenerateRequest(_Asked):
     text: Text
-    max_tokens: Tokens = 512
+    max_tokens: Annotated[Tokens | None, _null_is(512)] = 512
     temperature: Annotated[Temperature | None, _null_is(0.7)] = 0.7
     top_p: Annotated[Probability | None, _null_is(1.0)] = 1.0
     stop: Stop | None = None

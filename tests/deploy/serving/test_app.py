@@ -330,3 +330,16 @@ def test_models_tells_the_name_and_the_context(live, served):
     (card,) = live.ask("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"]) == (served.name, 4096)
     assert math.isclose(card["created"], time.time(), abs_tol=3600)
+    assert live.ask(f"/v1/models/{served.name}").json() == card
+    assert error_of(live.ask("/v1/models/another/one"), 404)["code"] == "model_not_found"
+
+
+def test_a_load_balancer_may_ask_for_the_head_of_health_alone(live):
+    answer = httpx.head(f"{live.url}/health", trust_env=False)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_max_tokens_null_is_the_default(live):
+    body = {"text": "abc", "raw": True, "temperature": 0}
+    plain, null = (live.ask("/generate", body | more) for more in ({}, {"max_tokens": None}))
+    assert plain.status_code == 200 and plain.json() == null.json()
