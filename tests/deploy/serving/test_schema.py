@@ -11,6 +11,7 @@ OPERATIONS = [
     ("POST", "/generate"),
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}"),
     ("GET", "/health"),
     ("GET", "/metrics"),
 ]
