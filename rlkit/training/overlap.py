@@ -65,7 +65,7 @@ def scored_groups(
     judge, waiting = _Judge(trainer.task), deque[tuple[Group, Scored]]()
     try:
         for state, visit in mine:
-            group = trainer._sampled(state, clock, graph, visit)
+            group = trainer.grouping.sampled(state, visit, clock, graph)
             trainer.early = None  # taken, or of no use
             waiting.append((group, judge.submit(group)))
             if len(waiting) == 2:
@@ -98,7 +98,7 @@ def _sampled_early(
     if place >= len(coming) or (moves_first and config.rollout.overlap != "ahead"):
         return None
     visit = visits_of(coming[: place + 1], progress.visits)[-1]
-    group = trainer._sampled(coming[place], clock, graph and not moves_first, visit)
+    group = trainer.grouping.sampled(coming[place], visit, clock, graph and not moves_first)
     return Early(group, progress.moves)
 
 

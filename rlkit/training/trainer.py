@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from rlkit.training.adapters import as_reference
 from rlkit.training.advantages import token_advantages
 from rlkit.training.caches import PromptCache
 from rlkit.training.checkpointing import arithmetic
-from rlkit.training.engines import Asked, check_sampler, make_engine
+from rlkit.training.engines import check_sampler
 from rlkit.training.gradients import (
     assert_gradients,
     clip_and_step,
@@ -39,17 +39,17 @@ from rlkit.training.gradients import (
     without_dropout,
 )
 from rlkit.training.greedy import greedy_evaluation
+from rlkit.training.grouping import Grouping
 from rlkit.training.grpo import group_loss, importance_weights
 from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, over_ranks, step_metrics, task_metrics
-from rlkit.training.overlap import Early, early_group, scored_groups, visits_of
-from rlkit.training.prefix import read_prompts, shares_graphs
+from rlkit.training.overlap import Early, visits_of
 from rlkit.training.ranks import Ranks
 from rlkit.training.resume import Progress, restore_trainer, save_trainer
 from rlkit.training.rollout import Group, parcel
 from rlkit.training.scaling import process_warnings
 from rlkit.training.schedule import learning_rate
-from rlkit.training.text import completeness, decode, encode_prompt, end_ids
+from rlkit.training.text import completeness, encode_prompt, end_ids
 from rlkit.training.zero import make_optimizer
 
 
@@ -96,7 +96,8 @@ class GRPOTrainer:
         self.early: Early | None = None  # sampled before its step
         self._checked = self._compared = self._half_done = False
         self.device = sharding.computes_on(model)
-        self.engine = make_engine(self)
+        self.grouping = Grouping(self)
+        self.engine = self.grouping.engine
         if config.lora.dropout and weights.of(model) is None:
             log("lora.dropout acts in SFT only; GRPO passes have it off")
         weights.warn_of_rate(model, "grpo.learning_rate", self.settings.learning_rate, log)
@@ -136,12 +137,12 @@ class GRPOTrainer:
         self._refuse_uneven(len(states))
         groups, stats, visits = [], [], self._count_visits(states)
         mine = [(states[i], visits[i]) for i in self.ranks.part(len(states))]
-        self._announce(mine, clock)
+        self.grouping.announce(mine, clock)
         # advantages look beyond the group only with scale_rewards: batch; else one group at a time
         # is sampled and learnt from, while the graph of its prompt is at hand
         batch = self.settings.scale_rewards == "batch"
         graph = not batch or len(mine) == 1
-        with closing(self._scored_groups(mine, coming, clock, graph)) as scored:
+        with closing(self.grouping.of_step(mine, coming, clock, graph)) as scored:
             for part in [list(scored)] if batch else ([group] for group in scored):
                 self._set_advantages(part, together=batch)
                 start = time.perf_counter()
@@ -215,7 +216,8 @@ class GRPOTrainer:
         sampling draws from counters, so that the run goes on as if nobody had looked.
         """
         self.engine.publish()
-        group = self._sample_group(state, {"sampling": 0.0, "environment": 0.0})
+        clock = {"sampling": 0.0, "environment": 0.0}
+        group = self.grouping.one(state, self.progress.visits.get(state.state_id, 0), clock)
         self._set_advantages([group])
         return pd.DataFrame(group.rows())
 
@@ -227,96 +229,11 @@ class GRPOTrainer:
             self.progress.visits[state.state_id] = visit + 1
         return visits
 
-    def _scored_groups(
-        self,
-        mine: Sequence[tuple[Any, int]],
-        coming: Sequence[Any],
-        clock: dict[str, float],
-        graph: bool,
-    ) -> Generator[Group, None, None]:
-        """The groups of a step, each sampled and scored when it is asked for, or before."""
-        if self.config.rollout.overlap != "none":
-            return scored_groups(self, mine, coming, clock, graph)
-        if self.config.rollout.groups_at_once > 1:
-            return self._sampled_together(mine, clock, graph)
-        return (self._sample_group(state, clock, graph, visit) for state, visit in mine)
-
-    def _sampled_together(
-        self, mine: Sequence[tuple[Any, int]], clock: dict[str, float], graph: bool
-    ) -> Generator[Group, None, None]:
-        """The groups of a step, `rollout.groups_at_once` of them sampled in one batch."""
-        size, graph = self.config.rollout.groups_at_once, graph and self._reuses_prompts
-        for first in range(0, len(mine), size):
-            start, part = time.perf_counter(), mine[first : first + size]
-            asked = [self._asked(state, visit) for state, visit in part]
-            prefixes = [self._read_prompt(one.prompt) if graph else None for one in asked]
-            sampled = self.engine.sample_together(asked, prefixes)
-            clock["sampling"] += time.perf_counter() - start
-            for (state, visit), one, actions, prefix in zip(
-                part, asked, sampled, prefixes, strict=True
-            ):
-                texts = [decode(self.tokenizer, ids) for ids in actions.rows()]
-                group = Group(state, visit, one.prompt, actions, texts, [], prefix=prefix)
-                self._score(group, clock)
-                yield group
-
-    def _score(self, group: Group, clock: dict[str, float]) -> None:
-        start = time.perf_counter()
-        group.scores = self.task.score(group.state, group.texts)
-        clock["environment"] += time.perf_counter() - start
-
-    def _sample_group(
-        self, state: Any, clock: dict[str, float], graph: bool = False, visit: int | None = None
-    ) -> Group:
-        """Sample and score a group, of the next visit where none is given."""
-        if visit is None:
-            visit = self.progress.visits.get(state.state_id, 0)
-        group = self._sampled(state, clock, graph, visit)
-        self._score(group, clock)
-        return group
-
-    def _sampled(self, state: Any, clock: dict[str, float], graph: bool, visit: int) -> Group:
-        """A group without scores. With `graph`, the prompt is read with gradients, once for
-        sampling and the policy pass (`reuse_prompt_graph`)."""
-        if early := early_group(self, state, visit):
-            return early
-        start = time.perf_counter()
-        asked = self._asked(state, visit)
-        prefix = self._read_prompt(asked.prompt) if graph and self._reuses_prompts else None
-        sampled = self.engine.sample(asked, prefix)
-        texts = [decode(self.tokenizer, ids) for ids in sampled.rows()]
-        clock["sampling"] += time.perf_counter() - start
-        off_policy = self.engine.off_policy
-        return Group(
-            state, visit, asked.prompt, sampled, texts, [], prefix=prefix, off_policy=off_policy
-        )
-
-    def _asked(self, state: Any, visit: int, which: range | None = None) -> Asked:
-        prompt = encode_prompt(self.tokenizer, self.task.prompt(state), self._thinking)
-        return Asked(prompt, state.state_id, visit, which or range(self.settings.group_size))
-
-    def _announce(self, mine: Sequence[tuple[Any, int]], clock: dict[str, float]) -> None:
-        """Publish the weights, and let a foreign engine sample the groups of a step together."""
-        start = time.perf_counter()
-        self.engine.publish()
-        if self.engine.off_policy:
-            self.engine.ask([self._asked(*one) for one in mine if not early_group(self, *one)])
-        clock["sampling"] += time.perf_counter() - start
-
-    @property
-    def _reuses_prompts(self) -> bool:
-        auto = self.settings.reuse_prompt_graph == "auto" and not self.engine.off_policy
-        return auto and shares_graphs(self.model)
-
-    def _read_prompt(self, prompt: list[int]) -> PromptCache | None:
-        with without_dropout(self.model):
-            return read_prompts(self.model, [prompt])
-
     def _sample_action(self, state: Any, k: int = 0) -> list[int]:
         """The token ids of the group's k-th action, sampled by itself at the state's next visit."""
         visit = self.progress.visits.get(state.state_id, 0)
         self.engine.publish()
-        return self.engine.sample(self._asked(state, visit, range(k, k + 1))).rows()[0]
+        return self.engine.sample(self.grouping.asked(state, visit, range(k, k + 1))).rows()[0]
 
     def _compute_log_probs(self, state: Any, action: Sequence[int]) -> Tensor:
         """(C,) log-probabilities of one action's token ids under the policy, with a graph."""

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import torch
 
+from rlkit.training.grouping import Grouping
 from rlkit.training.grpo import group_loss, importance_weights
 from rlkit.training.rollout import group_from_tensors, group_tensors
 from rlkit.training.stored import stored_groups
-from rlkit.training.trainer import GRPOTrainer
 from tests.training.conftest import in_float64, tiny_base, tiny_config, tiny_trainer, with_lora
 from tests.training.test_grpo import settings
 
@@ -87,7 +87,7 @@ def off_policy_trainer(tmp_path, monkeypatch, shift: float, flagged: bool = True
         model=in_float64(with_lora(tiny_base())),
         run=False,
     )
-    sample = GRPOTrainer._sample_group
+    sample = Grouping.one
 
     def sampled(self, *arguments, **options):
         group = sample(self, *arguments, **options)
@@ -95,7 +95,7 @@ def off_policy_trainer(tmp_path, monkeypatch, shift: float, flagged: bool = True
         group.off_policy = flagged
         return group
 
-    monkeypatch.setattr(GRPOTrainer, "_sample_group", sampled)
+    monkeypatch.setattr(Grouping, "one", sampled)
     trainer.optimizer.step = lambda: None  # gradients are looked at, nothing moves
     return trainer
 
@@ -138,14 +138,14 @@ def test_the_mismatch_is_in_the_metrics(tmp_path, monkeypatch):
 def test_the_effective_sample_size_is_that_of_the_ratios_before_truncation(tmp_path, monkeypatch):
     """Of the M counted tokens the first has ratio 5, all others 1: (M + 4)^2 / (M (M + 24))."""
     trainer = off_policy_trainer(tmp_path, monkeypatch, 0.0)
-    sample = GRPOTrainer._sample_group
+    sample = Grouping.one
 
     def sampled(self, *arguments, **options):
         group = sample(self, *arguments, **options)
         group.sampled.logprobs[0, 0] -= math.log(5)
         return group
 
-    monkeypatch.setattr(GRPOTrainer, "_sample_group", sampled)
+    monkeypatch.setattr(Grouping, "one", sampled)
     found = trainer.training_step(trainer.task.states("train")[:1])
     tokens = int(trainer.last_groups[0].sampled.mask.sum())
     expected = (tokens + 4) ** 2 / (tokens * (tokens + 24))

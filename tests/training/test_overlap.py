@@ -162,16 +162,16 @@ def by_hand(path, steps, size, accumulation, total):
         tiny_trainer(overlapping(path, "none", changes, f"training.batch_size={size}"), run=False)
         for _ in range(2)
     )
-    sample, found, stale = learner._sampled, {}, {}
+    sample, found, stale = learner.grouping.sampled, {}, {}
 
-    def sampled(state, clock, graph, visit):
+    def sampled(state, visit, clock, graph):
         if (state.state_id, visit) not in stale:
-            return sample(state, clock, graph, visit)
-        group = sampler._sampled(state, clock, False, visit)
+            return sample(state, visit, clock, graph)
+        group = sampler.grouping.sampled(state, visit, clock, False)
         group.off_policy = True
         return group
 
-    learner._sampled = sampled
+    learner.grouping.sampled = sampled
     order, capped = [s for s in (learner.task.states("train") * total)], []
     for step in range(steps):
         states = order[step * size : (step + 1) * size]

@@ -77,18 +77,19 @@ DEEDS = {
 def _rank(arguments: list[str], at: tuple[int, int, str] | None) -> None:
     """One rank: `at` (rank, step, deed) is what happens to which one in the middle of a step."""
     from rlkit.cli import main
-    from rlkit.training.trainer import GRPOTrainer
+    from rlkit.training.grouping import Grouping
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the agent's own are inherited
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sample = GRPOTrainer._sample_group
+    sample = Grouping.one
 
-    def sampled(trainer: Any, *given: Any, **more: Any) -> Any:
+    def sampled(grouping: Any, *given: Any, **more: Any) -> Any:
+        trainer = grouping._trainer
         if at and (trainer.ranks.rank, trainer.progress.step + 1) == (at[0], at[1]):
             DEEDS[at[2]]()
-        return sample(trainer, *given, **more)
+        return sample(grouping, *given, **more)
 
-    GRPOTrainer._sample_group = sampled
+    Grouping.one = sampled
     try:
         code = main(arguments)
     except SystemExit as error:

@@ -200,7 +200,7 @@ def test_the_kl_on_dev_is_that_of_passes_by_themselves(tmp_path):
     found = trainer.evaluate(states)
     total, tokens = 0.0, 0
     for state in states:
-        prompt = trainer._asked(state, 0).prompt
+        prompt = trainer.grouping.asked(state, 0).prompt
         ids = sample_actions(
             trainer.model, [prompt], 1, trainer.settings.max_new_tokens, end_ids=trainer.ends
         ).tokens
@@ -216,7 +216,7 @@ def test_the_policy_reads_a_dev_prompt_once(tmp_path):
     trainer = tiny_trainer(tiny_config(tmp_path, max_new_tokens=3), run=False)
     trainer.ends = [999]
     (state,) = trainer.task.states("dev")[:1]
-    length = len(trainer._asked(state, 0).prompt)
+    length = len(trainer.grouping.asked(state, 0).prompt)
     seen = tokens_forwarded(trainer.model)
     trainer.evaluate([state])
     assert seen == [length - 1, 1, 1, 1, 3, length - 1, 3]  # sampled; policy; reference

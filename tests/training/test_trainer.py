@@ -143,7 +143,7 @@ def test_unscorable_actions_are_as_if_they_had_never_been_sampled(tmp_path):
             in_float64(with_lora(tiny_base(), spread=0.3)), run=False,
         )  # fmt: skip
         state, clock = trainer.task.states("train")[0], {"sampling": 0.0, "environment": 0.0}
-        group = trainer._sample_group(state, clock)
+        group = trainer.grouping.one(state, 0, clock)
         if keep == 2:
             picked = torch.tensor([0, 2])
             group.sampled = type(group.sampled)(
@@ -209,7 +209,7 @@ def test_clip_ratios_are_those_of_the_later_passes(tmp_path):
 def test_the_clues_of_an_unscorable_action_are_no_company_for_the_others(tmp_path):
     trainer = tiny_trainer(tiny_config(tmp_path, credit="clue"), run=False)
     clock = {"sampling": 0.0, "environment": 0.0}
-    group = trainer._sample_group(trainer.task.states("train")[0], clock)
+    group = trainer.grouping.one(trainer.task.states("train")[0], 0, clock)
     worth = [(1.0, [1.0]), (3.0, [3.0]), (None, [0.0]), (None, [0.0])]
     group.scores = [
         Score(reward, {"clue_spans": [[0, 1000]], "clue_values": values})
@@ -236,9 +236,9 @@ def test_sampling_does_not_depend_on_what_was_sampled_before(tmp_path):
     second = tiny_trainer(tiny_config(tmp_path), task, run=False)
     a, b = task.states("train")[:2]
     clock = {"sampling": 0.0, "environment": 0.0}
-    alone = first._sample_group(b, clock)
-    second._sample_group(a, clock)
-    after = second._sample_group(b, clock)
+    alone = first.grouping.one(b, 0, clock)
+    second.grouping.one(a, 0, clock)
+    after = second.grouping.one(b, 0, clock)
     assert torch.equal(alone.sampled.tokens, after.sampled.tokens)
 
 
@@ -247,7 +247,7 @@ def test_sample_action_is_the_group_s_k_th_action_in_float64(tmp_path):
     trainer = tiny_trainer(tiny_config(tmp_path), model=model, run=False)
     state = trainer.task.states("train")[0]
     alone = [trainer._sample_action(state, k) for k in range(4)]
-    group = trainer._sample_group(state, {"sampling": 0.0, "environment": 0.0})
+    group = trainer.grouping.one(state, 0, {"sampling": 0.0, "environment": 0.0})
     assert group.sampled.rows() == alone
     logp = trainer._compute_log_probs(state, alone[1])
     sampled = group.sampled.logprobs[1][group.sampled.mask[1]].double()
