@@ -129,10 +129,10 @@ def _profiled(phases: Phases) -> Any:
     Where the prompt's graph is shared (`reuse_prompt_graph`), its forward pass stands under
     `prefill`, and `policy forward` is what the actions add to it.
     """
-    from rlkit.training import engines, gradients, sampling
+    from rlkit.training import engines, gradients, grouping, sampling
     from rlkit.training import trainer as module
 
-    phases.wrap(module, "read_prompts", lambda: "prefill")
+    phases.wrap(grouping, "read_prompts", lambda: "prefill")
     phases.wrap(sampling, "read_prompts", lambda: "prefill")
     phases.wrap(engines, "sample_actions", lambda: "decoding")
     phases.wrap(module, "group_log_probs", log_prob_phase)

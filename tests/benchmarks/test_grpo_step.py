@@ -200,11 +200,11 @@ def test_our_steps_are_timed_without_the_warm_up(tiny):
 
 
 def test_a_profiled_step_is_parted_into_the_limits_phases(tiny, monkeypatch):
-    from rlkit.training import engines, gradients, sampling, trainer
+    from rlkit.training import engines, gradients, grouping, sampling, trainer
 
     monkeypatch.setattr(gradients, "clip_gradients", gradients.clip_gradients)
-    for name in ("read_prompts", "group_log_probs"):
-        monkeypatch.setattr(trainer, name, getattr(trainer, name))  # put back afterwards
+    monkeypatch.setattr(trainer, "group_log_probs", trainer.group_log_probs)  # put back afterwards
+    monkeypatch.setattr(grouping, "read_prompts", grouping.read_prompts)
     monkeypatch.setattr(engines, "sample_actions", engines.sample_actions)
     monkeypatch.setattr(sampling, "read_prompts", sampling.read_prompts)
     backward = torch.Tensor.backward

@@ -22,7 +22,7 @@ import torch
 
 from rlkit.errors import AgentError
 from rlkit.run import Run
-from rlkit.training import overlap, trainer
+from rlkit.training import grouping, overlap
 from rlkit.training.estimate import memory_terms, shape_of
 from rlkit.training.loop import train, train_run
 from rlkit.training.precision import Precision
@@ -129,8 +129,8 @@ def test_at_most_two_groups_hold_graphs_of_their_prompts(tmp_path, mode, monkeyp
         made.append(weakref.ref(cache))
         return cache
 
-    read = trainer.read_prompts
-    monkeypatch.setattr(trainer, "read_prompts", counted)
+    read = grouping.read_prompts
+    monkeypatch.setattr(grouping, "read_prompts", counted)
     ours = tiny_trainer(overlapping(tmp_path, mode, "training.batch_size=4"), run=False)
     states = ours.task.states("train")
     for _ in range(3):
@@ -316,17 +316,18 @@ def test_what_the_judge_raises_ends_the_work_and_the_run_goes_on_bitwise(tmp_pat
     assert_same_run(whole.run.folder, broken.run.folder)
 
 
-@pytest.mark.parametrize(("name", "call"), [("_pass", 1), ("_sampled", 2), ("_sampled", 3)])
+@pytest.mark.parametrize(("name", "call"), [("_pass", 1), ("sampled", 2), ("sampled", 3)])
 def test_what_fails_beside_the_judge_leaves_no_thread(tmp_path, monkeypatch, name, call):
     ours = tiny_trainer(overlapping(tmp_path, "ahead"), run=False)
-    done, calls = getattr(ours, name), itertools.count(1)
+    place = ours if name == "_pass" else ours.grouping
+    done, calls = getattr(place, name), itertools.count(1)
 
     def failing(*arguments, **named):
         if next(calls) == call:
             raise OSError("no memory")
         return done(*arguments, **named)
 
-    monkeypatch.setattr(ours, name, failing)
+    monkeypatch.setattr(place, name, failing)
     states = ours.task.states("train")
     with pytest.raises(OSError, match="no memory"):
         ours.training_step(states[:2], states[2:4])
