@@ -77,7 +77,8 @@ class GrpoSection(Section):
     )
     temperature: float = key(0.7, "divides the logits, everywhere alike", gt=0, le=10)
     loss_type: Literal["grpo", "bnpo", "dapo", "dr_grpo", "gspo", "cispo"] = key(
-        "grpo", "how token losses are clipped and averaged"
+        "grpo",
+        "how token losses are clipped and averaged (Dr. GRPO's paper also has scale_rewards none)",
     )
     kl_estimator: Literal["squared", "k2", "k3"] = key(
         "squared", "the KL in the loss: squared log-ratio (twice k2), k2 or k3"

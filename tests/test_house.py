@@ -21,7 +21,7 @@ from rlkit.cli import build_parser
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 READMES = [ROOT / "README.md", ROOT / "docs" / "README.zh.md"]
-# DESIGN, section 3: a file imports from its own layer and from those before it.
+# A file imports from its own layer and from those before it.
 LAYERS = [
     ["errors", "files", "section", "yaml_text", "parameters", "config", "lineage", "run"],
     ["library"],

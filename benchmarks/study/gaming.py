@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--output", type=Path, default=ROOT / "benchmarks" / "results" / "study-gaming.json"
     )
     options = parser.parse_args(arguments)
-    config = RunConfig.load(options.params, options.changes)
+    config = RunConfig.load(options.params, ["run_name=study-gaming", *options.changes])
     task = build_task(config, Run.open(config))
     actions = scored(task, config)
     rows, learnt = table(actions), groups(actions)

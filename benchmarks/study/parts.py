@@ -19,10 +19,12 @@ if __name__ == "__main__":  # run as a file: packages are found from the root, n
 
 from rlkit.config import RunConfig  # noqa: E402
 from rlkit.files import read_json, read_jsonl  # noqa: E402
+from rlkit.run import Run  # noqa: E402
 from rlkit.yaml_text import read_yaml  # noqa: E402
 
 PLAN = Path(__file__).with_name("queue.yaml")
 BASE = ROOT / "params" / "study" / "base.yaml"
+OUTPUT, DATA = Path("outputs/study"), Path("data")  # of the params files
 ROUNDS, HOTPOTQA_ROUNDS = "study-rounds", "study-hotpotqa-rounds"
 ROWS, QUEUE = "rows", "queue"  # folders of the study's output beside those of its runs
 _BEST = re.compile(r"\{best:([\w.-]+)\}")
@@ -105,6 +107,11 @@ class Part:
         path = output / self.run / "status.json"
         finished = self.command != ("collect",) and path.exists()
         return finished and read_json(path).get("state") == "finished"
+
+    def check_recipe(self, output: Path, data: Path) -> None:
+        """Raise RunError where its run's folder holds a run with other parameters."""
+        if self.row_path(output) is None and (output / self.run / "config.yaml").exists():
+            Run.open(self.config(output, data), create=False)
 
 
 def filled(text: str, output: Path, data: Path) -> str:
@@ -251,11 +258,11 @@ def _as_spelt(changes: Mapping[str, str], saved: Path) -> dict[str, str]:
 
 
 def params_text(part: Part) -> str:
-    """A params file that does what the part does, with the folders `outputs` and `data`."""
+    """A params file that does what the part does, with the folders `outputs/study` and `data`."""
     import yaml
 
     values = read_yaml(part.base)
-    given = replace(part, like=None).sets(Path("outputs"), Path("data"))
+    given = replace(part, like=None).sets(OUTPUT, DATA)
     changed = RunConfig.load(part.base, given).as_dict()
     for change in given:
         section, _, name = change.partition("=")[0].rpartition(".")
@@ -265,7 +272,7 @@ def params_text(part: Part) -> str:
             values[name] = changed[name]
     head = f"# {part.name} of the study, made by benchmarks/study/parts.py of base.yaml and "
     line = f"#   python -m {' '.join([part.module, *part.command, *part.options])} --params F\n"
-    line = _BEST.sub("CHECKPOINT", line.replace("{output}", "outputs"))
+    line = _BEST.sub("CHECKPOINT", line.replace("{output}", str(OUTPUT)))
     budget = "# its processor time is that of the seed's GRPO: --set ...cpu_minutes=M\n"
     text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100)
     return f"{head}queue.yaml\n{line}{budget if part.like else ''}{text}"

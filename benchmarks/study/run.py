@@ -18,6 +18,7 @@ import argparse
 import datetime
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ if __name__ == "__main__":  # run as a file: packages are found from the root, n
 from benchmarks.study.ledger import Ledger, recipe_of  # noqa: E402
 from benchmarks.study.parts import PLAN, QUEUE, Part, parts  # noqa: E402
 from rlkit.config import RunConfig  # noqa: E402
-from rlkit.errors import RlkitError  # noqa: E402
+from rlkit.errors import RlkitError, RunError  # noqa: E402
 from rlkit.files import append_line, read_object, write_json  # noqa: E402
 from rlkit.run import Run  # noqa: E402
 from rlkit.yaml_text import read_yaml  # noqa: E402
@@ -65,6 +66,7 @@ class Queue:
         self.command = command or (lambda part: ["-m", *part.arguments(output, data)])
         self.stop_at: float | None = None  # time.time(); 0 once a signal came
         self.signals = 0
+        self.left: list[str] = []  # what waits, at the end of `run`, for parts that are not done
         self._lock: int | None = None
 
     def record(self, part: Part) -> dict[str, Any]:
@@ -87,8 +89,10 @@ class Queue:
 
     def run(self, chosen: Sequence[str], retry: bool = False, workers: int = 1) -> int:
         """Run what is chosen and can be run, each part once, the earlier ones first, and as many
-        at a time as there are workers; the number of parts that failed now."""
+        at a time as there are workers; the number of parts that failed now. Raises RunError where
+        the output was trained with other parameters than the parts say."""
         waiting = [self.parts[name] for name in chosen]
+        self._check_recipes(chosen)
         running: dict[Future[tuple[str, str]], Part] = {}
         failed = 0
         with ThreadPoolExecutor(workers) as pool:
@@ -98,6 +102,7 @@ class Queue:
                         waiting.remove(part)
                         running[pool.submit(self._one, part)] = part
                     if not running:
+                        self._say_left(waiting)
                         return failed
                     for over in wait(running, return_when=FIRST_COMPLETED).done:
                         name, (outcome, reason) = running.pop(over).name, over.result()
@@ -127,6 +132,25 @@ class Queue:
             else:
                 return part
         return None
+
+    def _check_recipes(self, chosen: Sequence[str]) -> None:
+        """Of all parts that are done: those that are chosen, and those that they need."""
+        needed = [*chosen]
+        for name in needed:  # it grows
+            needed += [other for other in self.parts[name].after if other not in needed]
+        for part in (self.parts[name] for name in needed):
+            if self.state(part) == DONE:
+                try:
+                    part.check_recipe(self.output, self.data)
+                except RunError as error:
+                    said = f"{part.name}: {error} A variant wants an --out of its own."
+                    raise RunError(said) from error
+
+    def _say_left(self, waiting: Sequence[Part]) -> None:
+        for part in waiting:
+            if not self.is_over() and (lacking := self.lacking(part)):
+                self.left.append(part.name)
+                print(f"{part.name}: left waiting, needs {', '.join(lacking)}", flush=True)
 
     def is_over(self) -> bool:
         """Whether no further part should begin."""
@@ -244,7 +268,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: what was chosen is done or the time is over, 1: something failed, 130: stopped."""
+    """0: what was chosen is done or the time is over, 1: something failed or waits for a part that
+    was not chosen, 130: stopped."""
     options = build_parser().parse_args(arguments)
     plan, output = options.plan.resolve(), options.out.absolute()
     queue = Queue(
@@ -258,12 +283,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.commands:
         for name in chosen:
-            print("python", *queue.command(queue.parts[name]))
+            part = queue.parts[name]
+            if lacking := queue.lacking(part):
+                print(f"# once {', '.join(lacking)} are done, which may fill in other values:")
+            print(shlex.join(["python", *queue.command(part)]))
         return 0
     queue.stop_at = _deadline(options)
     with queue.alone():
         failed = queue.run(chosen, options.retry, options.workers)
-    return 130 if queue.signals else int(failed > 0)
+    return 130 if queue.signals else int(failed > 0 or bool(queue.left))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,7 +1,8 @@
 """The study's result: the table of policies, differences with intervals, the targets, two plots.
 
-    python benchmarks/study/table.py --out outputs/study
+    python benchmarks/study/table.py --out outputs/study [--publish]
 
+Into the output folder go study.json, study.md (the tables) and the plots.
 What is not there yet is left out, and its targets say "not run yet". Primary is the mean of the
 samples of a state, averaged within a question, over the seeds; greedy comes second. Intervals are
 by question, over the seed-averaged difference (rlkit.results.statistics); each seed stands beside.
@@ -46,6 +47,7 @@ PAIRS = (
     ("grpo", "warm_start"), ("grpo", "raw_question"), ("grpo", "untouched"),
     ("grpo", "sft_continued"), ("grpo", "rejection"), ("warm_start", "raw_question"),
 )  # fmt: skip
+PUBLISHED = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 PRIMARY = "discovery_rate"
 # sampled, and greedy for the first two
 SHOWN = (PRIMARY, "reward", "invalid", "n_clues", "important_rate", *MEASURES)
@@ -225,16 +227,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the study's output")
     parser.add_argument("--plan", type=Path, default=PLAN, help="another queue.yaml")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "study.json"
+        "--publish",
+        action="store_true",
+        help="this is the project's result: write it to benchmarks/results and docs/images",
     )
-    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--markdown", type=Path, help="write the tables there as Markdown, too")
     options = parser.parse_args(arguments)
     result = study(options.out, options.plan.resolve())
-    publish(result, text(result), options.output)
-    if options.markdown is not None:
-        write_text(options.markdown, markdown(result))
-    for path in draw(options.out, result, options.images):
+    results, images = PUBLISHED if options.publish else (options.out, options.out)
+    publish(result, text(result), results / "study.json")
+    write_text(options.out / "study.md", markdown(result))
+    for path in [options.out / "study.md", *draw(options.out, result, images)]:
         print(path)
 
 

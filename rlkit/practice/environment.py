@@ -1,4 +1,4 @@
-"""One practice round: clues in, reward out, everything else frozen (DESIGN, section 8).
+"""One practice round: clues in, reward out, everything else frozen.
 
 Every clue is searched, the rankings are merged round-robin by rank, the documents seen before and
 the first `max_documents` new ones are judged, each once, and rewarded. Errors of a search backend
@@ -181,7 +181,7 @@ def clue_values(result: RoundResult, values: Mapping[str, float]) -> list[float]
     """For clue j of an action: `R(all) - R(clues before j)`, what it and the later ones added.
 
     R(S) sums the values of the action's documents that a clue in S brought back, and R(nothing)
-    is 0 (DESIGN, section 9); R(all) is the action's reward where it is valid and judged. An
+    is 0; R(all) is the action's reward where it is valid and judged. An
     unjudged document adds 0.
     """
     added = [0.0] * len(result.clues)  # by the first clue that brought a document back

@@ -48,7 +48,7 @@ class ScanReport:
 
 
 class RLCheckpointLoader:
-    """Turns `<rounds_path>/<question_id>/run_NNN/` into states (DESIGN, section 6).
+    """Turns `<rounds_path>/<question_id>/run_NNN/` into states (docs/formats.md).
 
     Keeps SEARCH rounds with at least `min_clues_per_round` clues, at most
     `max_samples_per_question` per question, chosen by `seed`. A failed run gives no samples once

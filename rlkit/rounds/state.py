@@ -1,5 +1,5 @@
 """What is recorded of a question: the two files of a run as pydantic models, and `State`, what
-the Executor sees before it writes. DESIGN: `meta.json` is written last; `round_NNN.json` is the
+the Executor sees before it writes. `meta.json` is written last; `round_NNN.json` is the
 state after round NNN, and `round_000.json` the state before the first round."""
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def clue_advantages(
     clue_of_token: np.ndarray,
     divisor: float | None = None,
 ) -> np.ndarray:
-    """(K, C) advantages with `credit: clue` (DESIGN, section 9).
+    """(K, C) advantages with `credit: clue`, a credit of this project's own.
 
     `clue_values[k][j]` = R(all) - R(clues before j): what clue j of action k and the later ones
     added. Clue j is compared with the group's other clues j; fewer than two: 0. As the rewards are

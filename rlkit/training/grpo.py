@@ -15,6 +15,9 @@ denominators of all of them, so that an update does not depend on how its groups
 | gspo      | the same, r of the whole action               | tokens of an action, actions  |
 | cispo     | -sg(min(r, 1+e_high)) A logp                  | all tokens of the update      |
 
+On the first pass over a group r is 1 and nothing clips: gspo then has grpo's gradient, and cispo
+dapo's. They differ with `num_iterations` above 1, or where groups are off-policy.
+
 Actions that another program sampled, or older weights (`Group.off_policy`), have their policy term
 multiplied by min(pi_old / pi_sampled, cap), truncated importance sampling: pi_old is the policy
 pass's own distribution, from which r is measured, and the KL is left as it is.
@@ -181,12 +184,16 @@ AVERAGES: dict[str, Callable[[Tensor, Tensor, int, int], tuple[Tensor, float]]] 
 
 
 def _clip_stats(ratio: Tensor, advantages: Tensor, mask: Tensor, settings: Any) -> dict[str, float]:
-    """Counts of clipped tokens: below where A < 0, above where A > 0 (there clipping binds)."""
+    """Counts of tokens where clipping binds: below where A < 0, above where A > 0. cispo caps the
+    weight of either sign, above alone."""
     low, high = clip_range(settings)
+    below, above = (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
+    if settings.loss_type == "cispo":
+        below, above = torch.zeros_like(below), (ratio > high) & (advantages != 0)
     return {
         "tokens": float(mask.sum()),
-        "clipped_low": float(((ratio < low) & (advantages < 0) & mask).sum()),
-        "clipped_high": float(((ratio > high) & (advantages > 0) & mask).sum()),
+        "clipped_low": float((below & mask).sum()),
+        "clipped_high": float((above & mask).sum()),
     }
 
 
@@ -231,7 +238,7 @@ def scaled_advantages(rewards: Sequence[float | None], divisor: float | None) ->
 
 def best_action_advantages(rewards: Sequence[float | None]) -> np.ndarray:
     """(K,) float64: 1 for the first of the best actions, if its reward is above 0, else 0. On the
-    first pass, where the ratio is 1, the loss is then the negative log-likelihood of that action:
+    first pass, where the ratio is 1, the gradient is that of this action's negative log-likelihood:
     rejection-sampling fine-tuning on the policy's own samples (RAFT, arXiv:2304.06767).
     """
     compute_group_advantages(rewards)  # the check of the rewards is there

@@ -59,7 +59,7 @@ def train_run(
                 check_engine(config)  # before a warm start is made in vain
             task = prepare_data(config, run, log)  # 1 data, and 3 the environment inside the task
         model, tokenizer = prepare_model(config, run, task, log, ranks)  # 2, with its warm start
-        trainer = GRPOTrainer(config, task, model, tokenizer, run, log=log, ranks=ranks)
+        trainer = GRPOTrainer(config, task, model, tokenizer, run, log=log, ranks=ranks)  # 4
         train(trainer, progress=progress)  # 5 loop
     return run
 
@@ -304,9 +304,9 @@ def _first_line(trainer: GRPOTrainer, monitor: Any, progress: Any) -> None:
 
 def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> None:
     training, ranks = trainer.config.training, trainer.ranks
-    states = _next_states(trainer)
+    states = next_states(trainer)
     overlaps = trainer.config.rollout.overlap != "none"
-    coming = _next_states(trainer, behind=len(states)) if overlaps else ()
+    coming = next_states(trainer, behind=len(states)) if overlaps else ()
     cpu = time.process_time()
     metrics = trainer.training_step(states, coming)
     metrics["cpu_time"] = ranks.total(time.process_time() - cpu)
@@ -329,7 +329,7 @@ def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> 
     _set_status(trainer, "running")
 
 
-def _next_states(trainer: GRPOTrainer, behind: int = 0) -> list[Any]:
+def next_states(trainer: GRPOTrainer, behind: int = 0) -> list[Any]:
     """A batch for every process, so many states behind where the run stands in the data."""
     training, ranks, flat = trainer.config.training, trainer.ranks, frozenset()
     if training.flat_share < 1:

@@ -19,8 +19,8 @@ from rlkit.training.sampling import SampledActions
 class Group:
     """K actions for one state.
 
-    tokens, mask, sampled_logp: (K, C); advantages: (K, C) float64; counted: (K,) bool, False for
-    an action that leaves the loss and every denominator (unscorable, or cut and masked).
+    sampled.tokens, .mask, .logprobs: (K, C); advantages: (K, C) float64; `counted(...)`: (K,) bool,
+    False for an action that leaves the loss and every denominator (unscorable, or cut and masked).
     old_logp and ref_logp are filled in by the first pass. prefix: what sampling read of the
     prompt, with its graph, until the first pass has used it. off_policy: sampled by another program
     than the policy pass, or under older weights; the first pass then fills in the (K, C) importance

@@ -1,6 +1,6 @@
 """The order in which states are visited and the learning rate of each move; both are functions of
 counters, so that a resumed run needs no state of them; of the states whose last group was flat it
-needs the ids (`Progress.flat`)."""
+needs the ids (`stopping.flat_states`)."""
 
 from __future__ import annotations
 

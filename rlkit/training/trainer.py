@@ -1,4 +1,4 @@
-"""`GRPOTrainer`: sample K actions a state, score them, and move the adapter (DESIGN, section 9).
+"""`GRPOTrainer`: sample K actions a state, score them, and move the adapter.
 
 A step samples `batch_size` groups; every `gradient_accumulation_steps` steps make an update, which
 is `num_iterations` passes over their groups and as many moves of the optimiser; a visit counts how

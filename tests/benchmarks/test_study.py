@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.parts import BASE, Part, best_checkpoint, params_files, params_text, parts
+from benchmarks.study.parts import (
+    BASE,
+    DATA,
+    OUTPUT,
+    Part,
+    best_checkpoint,
+    params_files,
+    params_text,
+    parts,
+)
 from benchmarks.study.parts import processor_minutes as minutes
 from rlkit.config import RunConfig
 
@@ -106,7 +115,7 @@ def test_a_params_file_is_its_part(name):
     assert written == params_text(FILES[name])
     config = RunConfig.load(BASE.parent / name)
     if FILES[name].like is None:
-        assert config == FILES[name].config(Path("outputs"), Path("data")).with_overrides()
+        assert config == FILES[name].config(OUTPUT, DATA).with_overrides()
 
 
 def test_no_params_file_is_left_over():

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.ledger import Ledger
-from benchmarks.study.parts import ROOT, Part
+from benchmarks.study.ledger import Ledger, recipe_of
+from benchmarks.study.parts import PLAN, ROOT, Part, parts
 from benchmarks.study.run import Queue
 from rlkit.config import RunConfig
 from rlkit.errors import RunError
@@ -42,6 +42,23 @@ def test_a_part_that_fails_holds_up_only_what_needs_it(tmp_path):
     assert states(q) == {"a": "failed", "b": "waiting", "c": "done", "d": "done"}
     assert q.record(q.parts["a"])["reason"] == "code 2: error: no such file"
     assert "needs a" in q.text(["b"])
+
+
+def test_what_waits_for_a_part_that_was_not_chosen_is_named(tmp_path, capsys):
+    q = queue(tmp_path, {"a": "1", "b": "1"}, {"b": ("a",)})
+    assert q.run(["b"]) == 0
+    assert q.left == ["b"]
+    assert "b: left waiting, needs a" in capsys.readouterr().out
+
+
+def test_an_output_of_another_recipe_is_refused(tmp_path):
+    part = parts()["sft/7"]
+    folder = tmp_path / part.run
+    (folder / "sft" / "adapter").mkdir(parents=True)
+    part.config(tmp_path, tmp_path).with_overrides("lora.rank=4").save(folder / "config.yaml")
+    q = Queue({"sft/7": replace(part, after=())}, tmp_path, tmp_path)
+    with pytest.raises(RunError, match=r"lora.rank \(4 there, 16 given\).*--out of its own"):
+        q.run(["sft/7"])
 
 
 def test_what_failed_is_tried_again_twice_and_then_only_when_asked(tmp_path):
@@ -226,6 +243,21 @@ def test_a_part_of_a_row_that_was_opened_by_hand_is_an_error(tmp_path):
     part = a_test(tmp_path, ("untouched", "tuned"), rows=["tuned"])
     with pytest.raises(RunError, match="for tuned and not for untouched"):
         Ledger(tmp_path).found(part)
+
+
+def test_the_recipe_is_the_same_where_only_hours_and_ablations_differ(tmp_path):
+    text = PLAN.read_text().replace("base: ../../params", f"base: {ROOT}/params")
+    changed = {
+        "hours": text.replace("grpo: 3.5", "grpo: 4"),
+        "ablations": text.replace("  kl-0: {grpo.kl_penalty: 0}\n", ""),
+        "grpo": text.replace("groups_at_once: 4", "groups_at_once: 2"),
+    }
+    hashes = {}
+    for name, content in {"as it is": text, **changed}.items():
+        assert name == "as it is" or content != text
+        (tmp_path / f"{name}.yaml").write_text(content)
+        hashes[name] = recipe_of(tmp_path / f"{name}.yaml").replace(str(ROOT), "")
+    assert hashes["as it is"] == hashes["hours"] == hashes["ablations"] != hashes["grpo"]
 
 
 def test_an_evaluation_on_dev_opens_no_test(tmp_path):

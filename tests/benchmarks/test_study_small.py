@@ -89,17 +89,16 @@ def test_every_part_runs_once_and_the_table_is_made_of_what_they_leave(folder, c
     opened = [line["row"] for line in Ledger(folder / "out").lines() if line["what"] == "opened"]
     assert sorted(opened) == sorted(part.name for part in found.values() if part.test)
 
-    files = ["--output", str(folder / "study.json"), "--images", str(folder / "images")]
-    paths = ["--out", str(folder / "out"), "--plan", str(folder / "queue.yaml")]
-    table.main([*paths, *files])
-    result = json.loads((folder / "study.json").read_text())
+    table.main(["--out", str(folder / "out"), "--plan", str(folder / "queue.yaml")])
+    result = json.loads((folder / "out" / "study.json").read_text())
     test = result["policies"]["test"]
     assert {"raw_question", "warm_start", "grpo", "sft_continued", "rejection"} <= set(test)
     assert test["oracle"]["discovery_rate"]["mean"] > 0.5
     assert test["grpo"]["documents_read"]["mean"] <= 8  # of counts, which samples keep
     assert not [row for row in result["targets"] if row["said"].endswith("not run yet")]
     assert result["trl"]["seconds an update"].keys() == {"study-ablation-all-states", "study-trl-7"}
-    assert len(list((folder / "images").glob("*.png"))) == 2
+    assert len(list((folder / "out").glob("*.png"))) == 2
+    assert "### Test: " in (folder / "out" / "study.md").read_text()
 
 
 def test_trl_goes_on_from_its_last_update(folder):

@@ -100,6 +100,35 @@ def test_cispo_weighs_the_log_probability_by_a_clipped_constant():
     assert float(logp.grad) == pytest.approx(-1.2 * 2.0)
 
 
+def test_cispo_counts_a_capped_weight_of_either_sign_and_none_below():
+    logp = np.log([[1.5, 1.5, 0.5, 0.5]])
+    advantages = [[1.0, -1.0, 1.0, -1.0]]
+    for loss_type, below, above in (("grpo", 1, 1), ("cispo", 0, 2)):
+        stats = group_loss(
+            torch.as_tensor(logp), torch.zeros(1, 4, dtype=torch.float64), None,
+            torch.tensor(advantages), torch.ones(1, 4, dtype=torch.bool),
+            settings(loss_type=loss_type),
+        ).stats  # fmt: skip
+        assert (stats["clipped_low"], stats["clipped_high"]) == (below, above)
+
+
+@pytest.mark.parametrize("of, like", [("gspo", "grpo"), ("cispo", "dapo")])
+def test_on_the_first_pass_the_gradient_of_one_loss_is_that_of_another(of, like):
+    mask = torch.arange(6) < torch.tensor([[2], [6], [3]])
+    values, reference = torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.manual_seed(7))
+    gradients = []
+    for name in (of, like):
+        logp = values.clone().requires_grad_()
+        changes = {"loss_type": name, "kl_penalty": 0.1}
+        changes |= {"importance_level": "sequence"} if name == "gspo" else {}
+        advantages = torch.tensor([[1.0], [-2.0], [1.0]])
+        loss = group_loss(logp, values, reference, advantages, mask, settings(**changes))
+        (loss.total / loss.denominator).backward()
+        gradients.append(logp.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-15)
+    assert gradients[0][mask].abs().min() > 0
+
+
 def test_kl_estimators_at_a_difference_of_one_half():
     difference = torch.tensor(0.5, dtype=torch.float64)
     values = {name: float(kl(difference)) for name, kl in KL_ESTIMATORS.items()}
