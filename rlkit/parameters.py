@@ -508,6 +508,11 @@ class EvaluationSection(Section):
     max_questions: int | None = key(
         None, "whole questions that each team plays; null: all", "questions", ge=1
     )
+    question_first: bool = key(
+        False,
+        "teams: the first clue of every team is the question itself, and its policy writes from "
+        "round 2 on; for Executors that learnt from states of later rounds (data.first_round)",
+    )
     batch_size: int = key(8, "states written for at once", "states", ge=1)
     epoch_states: int = key(16, "dev states at the end of each epoch; 0: none", "states", ge=0)
     epoch_kl: bool = key(

@@ -22,7 +22,14 @@ from rlkit.yaml_text import read_yaml
 NAME = "test-ledger.jsonl"
 OPENED, KEPT, FOUND = "opened", "kept", "found, opened by hand"
 BROKE_OFF = "broke off, nothing measured"
-TESTED = ("seeds", "grpo", "controls", "teams", "hotpotqa")  # of a plan; the others stay on dev
+TESTED = (
+    "seeds",
+    "grpo",
+    "controls",
+    "untouched",
+    "teams",
+    "hotpotqa",
+)  # of a plan; the others stay on dev
 
 
 class Ledger:

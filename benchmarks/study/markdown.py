@@ -21,10 +21,21 @@ def markdown(result: Mapping[str, Any]) -> str:
     if policies:
         blocks += [_policies(policies), _differences(result["differences"], split)]
         blocks.append(f"Beside the discovery (sampled, {split}):\n\n{_honest(policies)}")
+    if result["without shared gold"].get(split):
+        blocks.append(_without_shared_gold(result["without shared gold"], split))
+    if result["controls"]:
+        blocks.append("What the trainings had:\n\n" + _controls(result["controls"]))
+    if result["teams"]["policies"]:
+        blocks.append("Teams over whole questions:\n\n" + _teams(result["teams"]))
+    if result["hotpotqa"]["all rounds"]:
+        blocks.append("HotpotQA, tuned minus warm start:\n\n" + _hotpotqa(result["hotpotqa"]))
     targets = (f"- **{row['target']}**: {row['said']}" for row in result["targets"])
     blocks.append("Targets:\n\n" + "\n".join(targets))
     if result["ablations"]:
-        blocks.append("Ablations (exploratory, dev):\n\n" + _ablations(result["ablations"]))
+        blocks.append(
+            "Ablations (exploratory, dev; intervals are over questions, of one training each):\n\n"
+            + _ablations(result["ablations"])
+        )
     return "\n\n".join(blocks) + "\n"
 
 
@@ -69,14 +80,52 @@ def _honest(policies: Mapping[str, Any]) -> str:
     return _table(("policy", *(HONEST_NAMES[name] for name in HONEST)), rows)
 
 
+def _without_shared_gold(found: Mapping[str, Any], split: str) -> str:
+    count = next(iter(found.values()))
+    return (
+        f"{count} questions outside of train share a gold document with one in it. Without those "
+        f"of {split}, GRPO minus warm start is {_difference(found[split])} "
+        f"(n = {found[split]['n']})."
+    )
+
+
+def _controls(found: Mapping[str, Any]) -> str:
+    rows = ((name, f"{of['minutes']:.0f}", of["steps"], of["on dev"]) for name, of in found.items())
+    header = ("training", "minutes of processor", "steps or updates", "evaluations on dev")
+    return _table(header, rows)
+
+
+def _teams(found: Mapping[str, Any]) -> str:
+    rounds = [*next(iter(found["policies"].values()))["after round"]]
+    after = [f"after round {number}" for number in rounds]
+    header = ("team", "discovery", "each seed", *after, "documents read", "tuned minus it")
+    rows = []
+    for name, team in found["policies"].items():
+        seeds = " ".join(_share(mean) for mean in team["discovery"]["seeds"].values())
+        minus = found["tuned minus"].get(name)
+        rows.append((team["title"], _interval(team["discovery"]), seeds,
+            *(_share(team["after round"][number]) for number in rounds),
+            _mean(team["documents_read"], 1), _difference(minus) if minus else ""))  # fmt: skip
+    return _table(header, rows)
+
+
+def _hotpotqa(found: Mapping[str, Any]) -> str:
+    rows = (
+        (name, _difference(of), " ".join(signed(mean) for mean in of["seeds"].values()), of["n"])
+        for name, of in found.items()
+        if of
+    )
+    return _table(("states", "discovery", "each seed", "n"), rows)
+
+
 def _ablations(rows: Sequence[Mapping[str, Any]]) -> str:
     found = []
     for row in rows:
         against = ""
         if row.get("minus reference") is not None:
             against = _difference({**row, "mean": row["minus reference"]})
-        found.append((row["ablation"], f"{row['discovery']:.3f}", against, row["n"]))
-    return _table(("ablation", "discovery", "minus reference", "n"), found)
+        found.append((row["ablation"], row["steps"], f"{row['discovery']:.3f}", against, row["n"]))
+    return _table(("ablation", "steps", "discovery", "minus reference", "n"), found)
 
 
 def _interval(found: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from rlkit.yaml_text import read_yaml  # noqa: E402
 PLAN = Path(__file__).with_name("queue.yaml")
 BASE = ROOT / "params" / "study" / "base.yaml"
 OUTPUT, DATA = Path("outputs/study"), Path("data")  # of the params files
+UNTOUCHED = "study-untouched"
 ROUNDS, HOTPOTQA_ROUNDS = "study-rounds", "study-hotpotqa-rounds"
 ROWS, QUEUE = "rows", "queue"  # folders of the study's output beside those of its runs
 _BEST = re.compile(r"\{best:([\w.-]+)\}")
@@ -150,14 +151,17 @@ def parts(plan_path: Path = PLAN) -> dict[str, Part]:
         grpo = Part(f"grpo/{seed}", ("train",), f"study-grpo-{seed}", _grpo(seed, plan),
             (sft.name,))  # fmt: skip
         found += [sft, grpo, *(_evaluation(part, "dev", seeds) for part in (sft, grpo))]
+    found.append(_untrained("dev", plan, ("collect",)))
     chosen = tuple(part.name for part in found)  # no test set is opened before
     primary = [part for part in found if part.kind in ("sft", "grpo")]
     found += [_evaluation(part, "test", seeds, chosen) for part in primary]
+    found.append(_untrained("test", plan, chosen))
     for seed in seeds:
         for control in _controls(seed, plan):
             dev = _evaluation(control, "dev", seeds)
             found += [control, dev, _evaluation(control, "test", seeds, (*chosen, dev.name))]
     found += [_team(seed, plan, chosen) for seed in seeds]
+    found.append(_untrained("teams", plan, chosen))
     found.append(Part("hotpotqa-rounds", ("collect",), HOTPOTQA_ROUNDS, plan["hotpotqa"]["data"]))
     found += [_hotpotqa(seed, plan, chosen) for seed in seeds]
     found.append(_trl(seeds[0], plan))
@@ -200,6 +204,21 @@ def _evaluation(part: Part, split: str, seeds: list[int], after: tuple[str, ...]
     return Part(f"{split}/{part.slug}", ("eval",), part.run, changes,
         (part.name, *(name for name in after if name != part.name)), part.like,
         test=split == "test")  # fmt: skip
+
+
+def _untrained(kind: str, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
+    """What no training stands behind, beside what the seeds' own parts have: the untouched model
+    with untagged lines read as clues, and the script that wrote the rounds."""
+    teams = kind == "teams"
+    changes = {
+        "evaluation.policies": ["untouched", "scripted", *["raw_question"] * teams],
+        "evaluation.split": "dev" if kind == "dev" else "eval",
+        **plan["untouched"],
+        **(plan["teams"] if teams else {}),
+        "model.init_adapter": None,
+    }
+    return Part(f"{kind}/untouched", ("eval", *["--teams"] * teams), UNTOUCHED, changes,
+        after, test=kind != "dev")  # fmt: skip
 
 
 def _team(seed: int, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
@@ -280,11 +299,14 @@ def params_text(part: Part) -> str:
 
 def params_files(found: Mapping[str, Part]) -> dict[str, Part]:
     """The parts that have a params file, by its name: of several seeds the first, and of what was
-    trained the training (an evaluation is `eval` on the same file)."""
+    trained the training (an evaluation is `eval` on the same file); what was not trained has its
+    evaluation on dev."""
     files: dict[str, Part] = {}
     for part in found.values():
         name = part.slug if part.kind == "ablation" else part.kind
-        if part.kind not in ("dev", "test"):
+        if part.run == UNTOUCHED:
+            files.setdefault("teams-" * (name == "teams") + "untouched.yaml", part)
+        elif part.kind not in ("dev", "test"):
             files.setdefault(f"{name}.yaml", part)
     return files
 

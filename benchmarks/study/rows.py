@@ -27,23 +27,25 @@ Values = dict[str, float]  # by question
 
 
 class Row(NamedTuple):
-    """A row of the table: which part's evaluation holds it, as which policy, and whether each seed
-    has its own (else the first seed's stands for all)."""
+    """A row of the table: which part's evaluation holds it ({} is a seed), as which policy, and
+    whether each seed has its own (else the first seed's stands for all)."""
 
     title: str
-    kind: str
+    part: str
     policy: str
     seeded: bool = True
 
 
 POLICIES = {
-    "raw_question": Row("raw question, down its ranking", "sft", "raw_question", False),
-    "untouched": Row("untouched", "sft", "untouched", False),
-    "warm_start": Row("warm start", "sft", "warm_start"),
-    "grpo": Row("warm start + GRPO", "grpo", "tuned"),
-    "sft_continued": Row("SFT continued (GRPO's time)", "sft-continued", "warm_start"),
-    "rejection": Row("rejection sampling (GRPO's time)", "rejection", "tuned"),
-    "oracle": Row("oracle clues", "sft", "oracle", False),
+    "raw_question": Row("raw question, down its ranking", "sft-{}", "raw_question", False),
+    "scripted": Row("the script that wrote the rounds", "untouched", "scripted", False),
+    "untouched": Row("untouched", "sft-{}", "untouched", False),
+    "untouched_plain": Row("untouched, lines without tags read", "untouched", "untouched", False),
+    "warm_start": Row("warm start", "sft-{}", "warm_start"),
+    "grpo": Row("warm start + GRPO", "grpo-{}", "tuned"),
+    "sft_continued": Row("SFT continued (GRPO's time)", "sft-continued-{}", "warm_start"),
+    "rejection": Row("rejection sampling (GRPO's time)", "rejection-{}", "tuned"),
+    "oracle": Row("oracle clues", "sft-{}", "oracle", False),
 }
 # What is measured of an action beside the evaluation's own metrics; habits are those of the report.
 MEASURES = {
@@ -93,7 +95,7 @@ class Rows:
     def values(self, split: str, row: str, seed: int, metric: str, greedy: bool = False) -> Values:
         """A policy's values by question; {} where it was not evaluated, or not measured so."""
         of = POLICIES[row]
-        name = f"{of.kind}-{seed if of.seeded else self.seeds[0]}"
+        name = of.part.format(seed if of.seeded else self.seeds[0])
         return by_question(self.actions(split, name, of.policy, greedy), metric)
 
     def by_seed(self, split: str, row: str, metric: str, greedy: bool = False) -> dict[int, Values]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from benchmarks.publish import publish  # noqa: E402
 from benchmarks.study.figures import draw  # noqa: E402
 from benchmarks.study.ledger import Ledger  # noqa: E402
 from benchmarks.study.markdown import markdown  # noqa: E402
-from benchmarks.study.parts import PLAN, Part, parts  # noqa: E402
-from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_question  # noqa: E402
+from benchmarks.study.parts import PLAN, Part, metrics, parts  # noqa: E402
+from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_question, curve  # noqa: E402
 from benchmarks.study.run import FAILED, Queue  # noqa: E402
+from benchmarks.study.shared_gold import shared_with_training  # noqa: E402
 from benchmarks.study.targets import Target, further_targets, trl_against_ours  # noqa: E402
 from rlkit.config import RunConfig  # noqa: E402
 from rlkit.files import write_text  # noqa: E402
@@ -44,11 +45,13 @@ from rlkit.results.statistics import (  # noqa: E402
 from rlkit.yaml_text import read_yaml  # noqa: E402
 
 PAIRS = (
-    ("grpo", "warm_start"), ("grpo", "raw_question"), ("grpo", "untouched"),
-    ("grpo", "sft_continued"), ("grpo", "rejection"), ("warm_start", "raw_question"),
+    ("grpo", "warm_start"), ("grpo", "raw_question"), ("grpo", "scripted"),
+    ("grpo", "untouched_plain"), ("grpo", "sft_continued"), ("grpo", "rejection"),
+    ("warm_start", "raw_question"),
 )  # fmt: skip
 PUBLISHED = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 PRIMARY = "discovery_rate"
+CONTROLS = ("sft-continued", "rejection")
 # sampled, and greedy for the first two
 SHOWN = (PRIMARY, "reward", "invalid", "n_clues", "important_rate", *MEASURES)
 COUNTS, FREELY = ("n_clues", "documents_read"), ("reward", "reward_default")  # others are shares
@@ -59,11 +62,11 @@ TARGETS = (
     Target("GRPO over SFT continued", ("grpo", "sft_continued"), floor=0.0),
     Target("GRPO over rejection sampling", ("grpo", "rejection"), floor=0.0),
 )
-AGAIN = (  # the gain stands when it is measured otherwise
-    Target(
-        "GRPO over warm start, reward with the default values", ("grpo", "warm_start"), floor=0.0
-    ),
-    Target("GRPO over warm start, discovery per document read", ("grpo", "warm_start"), floor=0.0),
+AGAIN = (  # the gain stands when it is measured otherwise: in words, metric, greedy
+    ("greedy", PRIMARY, True),
+    ("reward with the default values", "reward_default", False),
+    ("discovery per document read", "per_document", False),
+    ("discovery per document read, greedy", "per_document", True),
 )
 
 
@@ -80,9 +83,11 @@ def study(output: Path, plan_path: Path = PLAN) -> dict[str, Any]:
         for greedy in (False, True)
     ]
     targets = [_judged(rows, target, PRIMARY) for target in TARGETS]
-    targets += [
-        _judged(rows, target, metric) for target, metric in zip(AGAIN, COMPARED[1:], strict=True)
-    ]
+    pair = ("grpo", "warm_start")
+    for how, metric, greedy in AGAIN:
+        target = Target(f"GRPO over warm start, {how}", pair, floor=0.0)
+        targets.append(_judged(rows, target, metric, greedy))
+    shared = shared_with_training(output, f"study-sft-{plan['seeds'][0]}")
     further = further_targets(rows)
     trl = trl_against_ours(output, plan["seeds"][0])
     queue = Queue(found, output, Path())
@@ -95,6 +100,11 @@ def study(output: Path, plan_path: Path = PLAN) -> dict[str, Any]:
         "states": _sizes(rows),
         "policies": {s: policies(rows, s) for s in ("test", "dev")},
         "differences": [row for row in differences if row],
+        "without shared gold": {
+            "questions outside of train that share a gold document with one in it": len(shared),
+            **{s: difference(rows, s, pair, PRIMARY, False, shared) for s in ("test", "dev")},
+        },
+        "controls": controls(output, found.values()),
         "targets": targets + further["targets"] + trl["targets"],
         "teams": further["teams"],
         "hotpotqa": further["hotpotqa"],
@@ -144,10 +154,21 @@ def _mean(by_seed: Mapping[int, Mapping[str, float]], seeded: bool, metric: str)
 
 
 def difference(
-    rows: Rows, split: str, pair: tuple[str, str], metric: str, greedy: bool
+    rows: Rows,
+    split: str,
+    pair: tuple[str, str],
+    metric: str,
+    greedy: bool,
+    without: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Policy minus baseline over the questions; {} where a seed has no pair."""
-    a, b = (rows.by_seed(split, name, metric, greedy) for name in pair)
+    """Policy minus baseline over the questions, some left out; {} where no seed has a pair."""
+    a, b = (
+        {
+            seed: {q: value for q, value in values.items() if q not in without}
+            for seed, values in rows.by_seed(split, name, metric, greedy).items()
+        }
+        for name in pair
+    )
     shared = [seed for seed in a if seed in b]
     if not shared:
         return {}
@@ -158,19 +179,36 @@ def difference(
     return {**place, "how": "greedy" if greedy else "sampled", **figures}
 
 
-def _judged(rows: Rows, target: Target, metric: str) -> dict[str, Any]:
-    found = difference(rows, "test", target.pair, metric, False)
+def _judged(rows: Rows, target: Target, metric: str, greedy: bool = False) -> dict[str, Any]:
+    found = difference(rows, "test", target.pair, metric, greedy)
     return target.judged(found, len(rows.seeds))
 
 
-def ablations(rows: Rows, found: Sequence[Part]) -> list[dict[str, Any]]:
-    """Exploratory: dev discovery of each ablation (one seed, sampled), and minus the reference."""
+def controls(output: Path, found: Iterable[Part]) -> dict[str, Any]:
+    """By training of GRPO and the controls: processor minutes in its steps or updates, how many
+    there were, and how many evaluations on dev its checkpoint was chosen from."""
+    table = {}
+    for part in found:
+        points = curve(output / part.run) if part.kind in ("grpo", *CONTROLS) else []
+        if points:
+            chances = [point for point in points if point.step]
+            minutes, steps = points[-1].processor, points[-1].step
+            table[part.name] = {"minutes": minutes, "steps": steps, "on dev": len(chances)}
+    return table
+
+
+def ablations(rows: Rows, found: Iterable[Part]) -> list[dict[str, Any]]:
+    """Exploratory: dev discovery of each ablation (one seed, sampled) at its last step, and minus
+    the reference. An interval is over questions, and knows nothing of the noise of a training."""
     table: list[dict[str, Any]] = []
-    names = [part.name.partition("/")[2] for part in found if part.kind == "ablation"]
+    runs = {p.name.partition("/")[2]: p.run for p in found if p.kind == "ablation"}
+    names = list(runs)
     values = {n: by_question(rows.actions("dev", f"ablation-{n}", "tuned"), PRIMARY) for n in names}
     for name, of in values.items():
         if of:
-            row = {"ablation": name, "discovery": mean_interval(of.values()).mean, "n": len(of)}
+            steps = max((row["step"] for row in metrics(rows.output / runs[name])), default=0)
+            row = {"ablation": name, "steps": steps, "discovery": mean_interval(of.values()).mean}
+            row |= {"n": len(of)}
             if values.get("reference") and name != "reference":
                 against = seeds_interval({rows.seeds[0]: (of, values["reference"])}).averaged
                 row |= {"minus reference": against.mean, "low": against.low, "high": against.high}

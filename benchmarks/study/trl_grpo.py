@@ -105,11 +105,13 @@ def _trainer(config: RunConfig, task: Any, folder: Path, steps: int) -> tuple[An
     """TRL's trainer, and the PEFT model that it trains."""
     import datasets
     import peft
+    import torch
     import transformers
     import trl
 
     from rlkit.training.models import resolve_base_model
     from rlkit.training.precision import choose_precision
+    from rlkit.training.schedule import learning_rate
 
     source = resolve_base_model(config.model.base_model_path)
     precision = choose_precision(config.model.device, config.model.dtype, False)
@@ -123,7 +125,20 @@ def _trainer(config: RunConfig, task: Any, folder: Path, steps: int) -> tuple[An
     states = _in_order(config, task, steps)
     _check_prompts(tokenizer, task, states[:4], config)
     rows = {"prompt": [task.prompt(s) for s in states], "state_id": [s.state_id for s in states]}
-    trainer = trl.GRPOTrainer(
+
+    class Trainer(trl.GRPOTrainer):
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            """Our learning rate: transformers' own warm-up begins with an update at rate 0."""
+            if self.lr_scheduler is None:
+                self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                    optimizer or self.optimizer,
+                    lambda move: (
+                        learning_rate(config.grpo, move, steps) / config.grpo.learning_rate
+                    ),
+                )
+            return self.lr_scheduler
+
+    trainer = Trainer(
         model=model,
         args=trl.GRPOConfig(output_dir=str(folder), **settings(config, steps)),
         reward_funcs=[_reward_of(task, tokenizer, states)],
@@ -151,8 +166,6 @@ def settings(config: RunConfig, steps: int) -> dict[str, Any]:
         "num_iterations": grpo.num_iterations,
         "temperature": grpo.temperature,
         "learning_rate": grpo.learning_rate,
-        "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": grpo.warmup_steps,
         "max_grad_norm": grpo.max_grad_norm,
         "max_steps": steps,
         "bf16": False,

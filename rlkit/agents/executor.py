@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rlkit.agents.clues import (
@@ -99,6 +99,33 @@ class ScriptedPolicy:
             spare = [state.question, state.subgoal, _content_words(state.question)]
             clues = distinct_clues([*clues, *map(fit_clue, spare)], min(2, self.max_clues))
         return format_clues(clues, self.layout)
+
+
+class QuestionFirst:
+    """Another policy that begins with the question: in round 1 its only clue is the question, and
+    later rounds are the policy's own. For policies that learnt from states which show what the
+    question found (`data.first_round` 2). Everything else about it is the other policy's."""
+
+    def __init__(self, policy: Policy, layout: str = "bare") -> None:
+        self.policy, self.first = policy, RawQuestionPolicy(layout)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "policy":  # while it is copied or unpickled there is none yet
+            raise AttributeError(name)
+        return getattr(self.policy, name)
+
+    def write(self, state: State) -> str:
+        """See Policy."""
+        return (self.first if state.round == 1 else self.policy).write(state)
+
+    def write_batch(self, states: Sequence[State]) -> list[str]:
+        """See Policy."""
+        later = [state for state in states if state.round != 1]
+        if hasattr(self.policy, "write_batch"):
+            written = iter(self.policy.write_batch(later) if later else ())
+        else:
+            written = map(self.policy.write, later)
+        return [self.first.write(s) if s.round == 1 else next(written) for s in states]
 
 
 def build_policy(

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rlkit.agents.executor import QuestionFirst
 from rlkit.agents.recording import CollectReport, collect, now_and_then
 from rlkit.agents.served import served_policy
 from rlkit.errors import RunError
@@ -64,13 +65,11 @@ def compare_teams(
     root = run.folder / "teams"
     with ExitStack() as closing:
         for name, policy in policies.items():
-            team = build_team(
-                config,
-                policy,
-                task.env.orchestrator,
-                task.env.checker,
-                identity(name, policy, adapters.get(name)),
-            )
+            player = identity(name, policy, adapters.get(name))
+            if config.evaluation.question_first:
+                policy = QuestionFirst(policy, config.executor.layout)
+                player = f"{player} behind the question"
+            team = build_team(config, policy, task.env.orchestrator, task.env.checker, player)
             for agent in (policy, team.planner, team.entities, team.checker):
                 closing.callback(close, agent)
             log(str(collect(team, questions, root, progress)))
@@ -101,6 +100,7 @@ def compared(
         "known": kinds.pop() if len(kinds) == 1 else "mixed",
         "questions": len(questions),
         "max_rounds": config.data.max_rounds,
+        "question_first": config.evaluation.question_first,
         "planner": config.data.planner,
         "entities": config.data.entities,
         "checker": config.checker.kind,

@@ -211,7 +211,10 @@ def sft_run(config: Any, *, log: Log = print) -> Path:
     processes main does it, and the others wait."""
     with _at_work(config, log) as (ranks, run, log), ranks.main_first():
         if ranks.is_main:
-            warm_start(config, run, prepare_data(config, run, log), log=log)
+            task = prepare_data(config, run, log)
+            if not run.warm_start_folder.exists():
+                run.write_lineage(task.lineage() if hasattr(task, "lineage") else None)
+            warm_start(config, run, task, log=log)
     return run.warm_start_folder
 
 

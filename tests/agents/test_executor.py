@@ -10,6 +10,7 @@ import pytest
 from rlkit.agents.executor import (
     OraclePolicy,
     Policy,
+    QuestionFirst,
     RawQuestionPolicy,
     ScriptedPolicy,
     build_policy,
@@ -140,3 +141,38 @@ def test_a_policy_of_ones_own_is_named_by_dotted_path() -> None:
         build_policy(f"{__name__}:make_nothing", config, CORPUS)
     with pytest.raises(ConfigError, match="did you mean scripted"):
         build_policy("skripted", config, CORPUS)
+
+
+class Counted:
+    """Writes the round of each state, and keeps how many it was asked for at once."""
+
+    deep = True
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def write(self, state: State) -> str:
+        return self.write_batch([state])[0]
+
+    def write_batch(self, states: list[State]) -> list[str]:
+        self.batches.append(len(states))
+        return [f"<clue>round {state.round}</clue>" for state in states]
+
+
+def test_a_policy_behind_the_question_writes_from_round_2_on() -> None:
+    policy = Counted()
+    behind = QuestionFirst(policy)
+    third = replace(SECOND, round=3)
+    asked = f"<clue>{QUESTION}</clue>"
+    assert behind.write_batch([third, FIRST, SECOND]) == [
+        "<clue>round 3</clue>", asked, "<clue>round 2</clue>",
+    ]  # fmt: skip
+    assert behind.write(FIRST) == behind.write_batch([FIRST])[0] == asked
+    assert policy.batches == [2]  # nobody was asked about first rounds
+    assert behind.deep and not hasattr(behind, "client")
+
+
+def test_behind_the_question_a_policy_without_batches_is_asked_state_by_state() -> None:
+    script = ScriptedPolicy(3)
+    found = QuestionFirst(script).write_batch([FIRST, SECOND])
+    assert found == [RawQuestionPolicy().write(FIRST), script.write(SECOND)]

@@ -54,7 +54,7 @@ def write_plan(folder: Path) -> Path:
     plan["ablations"] = {"all-states": {"training.flat_share": 1}}
     plan["controls"]["sft-continued"]["sft.num_epochs"] = 1
     plan["controls"]["rejection"]["training.num_epochs"] = 2
-    plan["teams"] = {"evaluation.max_questions": 2}
+    plan["teams"]["evaluation.max_questions"] = 2
     plan["hotpotqa"]["states"] |= {"data.train_ratio": 0.5}
     plan["trl"]["training.max_steps"] = 2
     path = folder / "queue.yaml"
@@ -97,6 +97,12 @@ def test_every_part_runs_once_and_the_table_is_made_of_what_they_leave(folder, c
     assert test["grpo"]["documents_read"]["mean"] <= 8  # of counts, which samples keep
     assert not [row for row in result["targets"] if row["said"].endswith("not run yet")]
     assert result["trl"]["seconds an update"].keys() == {"study-ablation-all-states", "study-trl-7"}
+    teams = result["teams"]["policies"]
+    assert {"raw_question", "scripted", "untouched", "untouched_plain", "tuned"} <= set(teams)
+    first = {name: team["after round"]["1"] for name, team in teams.items()}
+    del first["raw_question"]  # reads down its ranking
+    assert len({*first.values()}) == 1 and first["tuned"] > 0  # the question was everybody's clue
+    assert result["controls"].keys() == {"grpo/7", "sft-continued/7", "rejection/7"}
     assert len(list((folder / "out").glob("*.png"))) == 2
     assert "### Test: " in (folder / "out" / "study.md").read_text()
 

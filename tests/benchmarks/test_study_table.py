@@ -191,7 +191,10 @@ def test_the_same_discovery_in_a_share_of_trls_time(tmp_path):
     assert found["figures"]["seconds an update"]["study-trl-7"]["clock"] == 540.0
     steps(tmp_path / "study-ablation-all-states", {0: 0.3, 10: 0.39}, minutes=1)
     found = trl_against_ours(tmp_path, 7)  # visits TRL's states, and so takes the place
-    assert found["targets"][0]["said"] == "missed: TRL's best is 0.400, ours reached 0.390"
+    assert found["targets"][0]["said"] == (
+        "missed: TRL's best is 0.400, ours reached 0.390 (study-ablation-all-states; one seed, 3 "
+        "and 1 points a curve)"
+    )
 
 
 def test_where_trl_did_not_rise_there_is_nothing_to_compare(tmp_path):

@@ -3,6 +3,7 @@ what the server is sent."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -84,6 +85,24 @@ def test_a_second_call_plays_nothing_and_finds_the_same(root):
         again = compare_teams(config(root, server), log=lambda _: None)
         assert [body for body in server.requests if is_prompt(body)] == asked
     assert again.table().equals(first.table())
+
+
+def test_behind_the_question_every_team_begins_with_it_and_plays_anew(root):
+    games = root / "debug" / "teams"
+    with FaultServer(write_names, models=["merged"]) as server:
+        compare_teams(config(root, server), log=lambda _: None)
+        before = len(server.requests)
+        given = config(root, server, "evaluation.question_first=true")
+        found = compare_teams(given, log=lambda _: None)
+        assert len(server.requests) > before
+    assert found.facts["question_first"]
+    behind = 0
+    for path in games.glob("*/run_*/round_001.json"):
+        meta = json.loads((path.parent / "meta.json").read_text())
+        if meta["collector"].endswith(" behind the question"):
+            behind += 1
+            assert json.loads(path.read_text())["clues"] == [meta["question"]]
+    assert behind == 2 * found.facts["questions"]
 
 
 def test_another_served_model_plays_anew(root):
