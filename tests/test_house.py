@@ -34,7 +34,7 @@ LAYERS = [
     ["answers"],
     ["deploy"],
     ["tuning", "tune"],
-    ["doctor", "notebook", "cli", "__main__"],
+    ["doctor", "notebook", "commands", "cli", "__main__"],
 ]
 TORCH_ALLOWED = ("training", "deploy")
 

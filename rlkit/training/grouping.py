@@ -42,7 +42,7 @@ class Grouping:
         if self._trainer.config.rollout.overlap != "none":
             return scored_groups(self._trainer, mine, coming, clock, graph)
         if self._trainer.config.rollout.groups_at_once > 1:
-            return self._together(mine, clock, graph)
+            return self._in_batches(mine, clock, graph)
         return (self.one(state, visit, clock, graph) for state, visit in mine)
 
     def one(self, state: Any, visit: int, clock: Clock, graph: bool = False) -> Group:
@@ -72,7 +72,7 @@ class Grouping:
         )
         return Asked(prompt, state.state_id, visit, which or range(trainer.settings.group_size))
 
-    def _together(
+    def _in_batches(
         self, mine: Sequence[tuple[Any, int]], clock: Clock, graph: bool
     ) -> Generator[Group, None, None]:
         """The groups of a step, `rollout.groups_at_once` of them sampled in one batch."""

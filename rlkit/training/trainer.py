@@ -144,7 +144,7 @@ class GRPOTrainer:
         graph = not batch or len(mine) == 1
         with closing(self.grouping.of_step(mine, coming, clock, graph)) as scored:
             for part in [list(scored)] if batch else ([group] for group in scored):
-                self._set_advantages(part, together=batch)
+                self._set_advantages(part, of_step=batch)
                 start = time.perf_counter()
                 stats += [self._pass(group, first=True) for group in part]
                 clock["training"] += time.perf_counter() - start
@@ -161,9 +161,9 @@ class GRPOTrainer:
         seconds = time.perf_counter() - begun
         self.last_groups = groups
         told = (busy, seconds, clock, stats, task_metrics(self.task), groups)
-        return self._together(states, told, update)
+        return self._of_all_ranks(states, told, update)
 
-    def _together(
+    def _of_all_ranks(
         self, states: Sequence[Any], told: tuple[Any, ...], update: dict[str, float]
     ) -> dict[str, Any]:
         """The metrics of a step, and its groups as `last_groups`, from what the ranks tell; the
@@ -241,11 +241,11 @@ class GRPOTrainer:
         tokens = torch.tensor([list(action)], device=self.device)
         return self.log_probs(prompt, tokens)[0][0]
 
-    def _set_advantages(self, groups: Sequence[Group], together: bool = False) -> None:
-        """(K, C) float64 advantages of every group, in place; `together`: beside the groups of all
+    def _set_advantages(self, groups: Sequence[Group], of_step: bool = False) -> None:
+        """(K, C) float64 advantages of every group, in place; `of_step`: beside the groups of all
         ranks."""
         rewards = None
-        if together:
+        if of_step:
             everyone = self.ranks.gather_all([group.rewards for group in groups])
             rewards = [reward for one in everyone for reward in one]
         found = token_advantages(groups, self.settings, self.tokenizer, rewards)
