@@ -32,7 +32,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.machine import machine  # noqa: E402
 from benchmarks.measure import memory_mib, run_child  # noqa: E402
-from benchmarks.publish import publish  # noqa: E402
+from benchmarks.publish import parse_to_keep, publish  # noqa: E402
 
 RESULT = Path(__file__).resolve().parent / "results" / "bm25.json"
 VOCABULARY, SHIFT, EXPONENT = 500_000, 30, 1.1
@@ -62,13 +62,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs of a query; the median counts")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="where the library is made; default: temporary")
-    parser.add_argument("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept "
-                        "in results/ where the other flags are left alone")  # fmt: skip
-    options = parser.parse_args(arguments)
-    flags = ("documents", "queries", "rank_documents", "rank_queries", "repeats", "seed")
-    if all(getattr(options, name) == parser.get_default(name) for name in flags):
-        options.output = options.output or RESULT
-    return options
+    return parse_to_keep(parser, arguments, RESULT, ["folder"])
 
 
 def header(options: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ if __name__ == "__main__":  # so that it runs from anywhere, as a script
 
 from benchmarks.checker_report import as_text, header  # noqa: E402
 from benchmarks.measure import Stopwatch  # noqa: E402
-from benchmarks.publish import publish  # noqa: E402
+from benchmarks.publish import parse_to_keep, publish  # noqa: E402
 from rlkit.agents.judge import LLMChecker  # noqa: E402
 from rlkit.agents.judge_prompts import judge_messages, shown, verdict_schema  # noqa: E402
 from rlkit.agents.llm import ChatClient  # noqa: E402
@@ -63,14 +63,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=16, metavar="N")
     parser.add_argument("--seconds", type=float, default=0.05, help="the server takes an answer")
     parser.add_argument("--rounds", type=int, default=3, help="passes of each side, in turn")
-    parser.add_argument("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept "
-                        "in results/ where the other flags are left alone")  # fmt: skip
     parser.add_argument("--child", nargs=2, metavar=("URL", "CACHE"), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    flags = ("documents", "concurrency", "seconds", "rounds")
-    if all(getattr(options, name) == parser.get_default(name) for name in flags):
-        options.output = options.output or RESULT
-    return options
+    return parse_to_keep(parser, arguments, RESULT)
 
 
 def measure(url: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:

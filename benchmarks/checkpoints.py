@@ -27,7 +27,7 @@ if __name__ == "__main__":  # so that it runs from anywhere, as a script
 
 from benchmarks.machine import machine  # noqa: E402
 from benchmarks.measure import run_child  # noqa: E402
-from benchmarks.publish import publish  # noqa: E402
+from benchmarks.publish import parse_to_keep, publish  # noqa: E402
 from benchmarks.recorded_rounds import ROUNDS, TEXT, make_rounds  # noqa: E402
 from rlkit.rounds.index import GRAIN, NAME  # noqa: E402
 
@@ -77,13 +77,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=10_000, metavar="N")
     parser.add_argument("--passes", type=int, default=3, help="of every side, in turn")
     parser.add_argument("--seed", type=int, default=7, metavar="N")
-    parser.add_argument("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept "
-                        "in results/ where the other flags are left alone")  # fmt: skip
-    options = parser.parse_args(arguments)
-    flags = ("questions", "passes", "seed")
-    if all(getattr(options, name) == parser.get_default(name) for name in flags):
-        options.output = options.output or RESULT
-    return options
+    return parse_to_keep(parser, arguments, RESULT)
 
 
 def header(options: argparse.Namespace) -> dict[str, Any]:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # so that it runs from anywhere, as a script
     sys.path[0] = str(ROOT)
 
-from benchmarks.publish import publish  # noqa: E402
+from benchmarks.publish import parse_to_keep, publish  # noqa: E402
 from rlkit.results.bootstrap import RESAMPLES, SEED  # noqa: E402
 from rlkit.results.statistics import BCA_FROM, ENOUGH_NON_ZERO, SKEWED  # noqa: E402
 
@@ -113,12 +113,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--simulations", type=int, default=10_000, metavar="N", help="a cell")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept "
-                        "in results/ where the other flags are left alone")  # fmt: skip
-    options = parser.parse_args(arguments)
-    if all(getattr(options, name) == parser.get_default(name) for name in ("simulations", "seed")):
-        options.output = options.output or RESULT
-    return options
+    return parse_to_keep(parser, arguments, RESULT)
 
 
 def cell(name: str, n: int, options: argparse.Namespace) -> dict[str, Any]:

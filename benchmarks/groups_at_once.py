@@ -28,7 +28,7 @@ import torch  # noqa: E402
 
 from benchmarks import ours  # noqa: E402
 from benchmarks.machine import machine, versions  # noqa: E402
-from benchmarks.publish import publish  # noqa: E402
+from benchmarks.publish import parse_to_keep, publish  # noqa: E402
 from benchmarks.workload import SMOLLM2, Workload, make_prompts, prepare_model  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "groups_at_once.json"
@@ -78,13 +78,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--actions", type=int, default=8, metavar="K")
     add("--steps", type=int, default=5, help="counted steps of each setting, after one that is not")
     add("--seed", type=int, default=7, help="of prompts and sampling")
-    add("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept in results/ where "
-        "the other flags are left alone")  # fmt: skip
-    options = parser.parse_args(arguments)
-    flags = set(vars(options)) - {"output"}
-    if all(getattr(options, name) == parser.get_default(name) for name in flags):
-        options.output = options.output or RESULT
-    return options
+    return parse_to_keep(parser, arguments, RESULT)
 
 
 def _trainer(work: Workload, job: dict[str, Any], together: int) -> Any:

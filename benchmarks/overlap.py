@@ -32,7 +32,7 @@ import torch  # noqa: E402
 from benchmarks import ours  # noqa: E402
 from benchmarks.checker import STATE, judge_server  # noqa: E402
 from benchmarks.machine import machine, versions  # noqa: E402
-from benchmarks.publish import publish  # noqa: E402
+from benchmarks.publish import parse_to_keep, publish  # noqa: E402
 from benchmarks.workload import Workload, make_prompts, prepare_model  # noqa: E402
 from rlkit.agents.judge import LLMChecker  # noqa: E402
 from rlkit.agents.llm import ChatClient  # noqa: E402
@@ -105,13 +105,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--steps", type=int, default=20, help="counted steps of each setting")
     add("--warm-up", type=int, default=1, help="steps before, which are not counted")
     add("--seed", type=int, default=7, help="of prompts and sampling")
-    add("--output", type=Path, metavar="F", help=f"default: {RESULT.name}, kept in results/ where "
-        "the other flags are left alone")  # fmt: skip
-    options = parser.parse_args(arguments)
-    flags = set(vars(options)) - {"output"}
-    if all(getattr(options, name) == parser.get_default(name) for name in flags):
-        options.output = options.output or RESULT
-    return options
+    return parse_to_keep(parser, arguments, RESULT)
 
 
 class Side:
