@@ -207,13 +207,29 @@ class RewardSection(Section):
         le=0,
     )
 
+    function: str | None = key(
+        None,
+        "a reward of your own in the place of the six values, from an action's documents; wants "
+        "`invalid` to be given, too",
+        dotted=True,
+    )
+
+    def check(self) -> None:
+        if self.function is not None and self.invalid is None:
+            raise ConfigError(
+                "reward.function is set, and reward.invalid is not; give it a number below every "
+                "reward that the function can give, since it cannot be worked out."
+            )
+
     def lowest(self) -> float:
         """The lowest of 0 and the six values of a document."""
-        names = set(type(self).model_fields) - {"invalid"}
+        names = set(type(self).model_fields) - {"invalid", "function"}
         return min(0.0, *(getattr(self, name) for name in names))
 
     def resolve_invalid(self, max_clues: int, top_k: int) -> None:
         """Fill in `invalid`, or refuse one that a valid action could fall below."""
+        if self.function is not None:
+            return  # every reward is compared with `invalid` as it comes
         limit = round(max_clues * top_k * self.lowest() - 0.1, 6)
         if self.invalid is None or self.invalid == limit:
             object.__setattr__(self, "invalid", limit)

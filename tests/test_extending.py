@@ -8,6 +8,7 @@ import re
 import pytest
 
 from rlkit.config import RunConfig
+from rlkit.errors import ConfigError
 from rlkit.practice.task import build_search_task, build_task
 from rlkit.run import Run
 
@@ -23,6 +24,7 @@ def task_with(root, tmp_path, monkeypatch):
         "my_checker",
         "my_backend",
         "my_policy",
+        "my_documents",
         "my_reward",
         "my_task",
         "my_planner",
@@ -51,6 +53,23 @@ def answers_with(task_with, root, tmp_path):
         return build_task(config, Run.open(config))
 
     return build
+
+
+def test_a_reward_of_documents_of_one_s_own_takes_the_place_of_the_values(task_with):
+    task = task_with("reward.function=my_documents:first_hits", "reward.invalid=-1")
+    state = task.states("train")[0]
+    title = task.env.orchestrator.corpus.get(sorted(state.missing)[0]).title
+    found, invalid = task.score(state, [f"<clue>{title}</clue>", "<clue></clue>"])
+    assert invalid.reward == -1
+    new = task.env.step([title]).read
+    assert any(d.verdict == "IMPORTANT" for d in new)
+    by_hand = sum(1 / d.rank for d in new if d.verdict == "IMPORTANT")
+    assert found.reward == pytest.approx(by_hand - 0.01 * len(new), abs=1e-6)
+
+
+def test_a_reward_of_documents_wants_to_know_what_an_invalid_action_is_paid(task_with):
+    with pytest.raises(ConfigError, match="reward.invalid is not; give it a number below"):
+        task_with("reward.function=my_documents:first_hits")
 
 
 def test_a_reward_of_one_s_own_is_added_up_with_its_weight(answers_with):

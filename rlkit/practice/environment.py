@@ -14,12 +14,12 @@ from typing import Any
 from rlkit.agents.checker import DocumentChecker, build_checker
 from rlkit.agents.clues import distinct_clues
 from rlkit.agents.parse import ParsedClues, parse_clues_from_output
-from rlkit.config import RunConfig
+from rlkit.config import RunConfig, load_object
 from rlkit.errors import DataError, RunError
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Document, Library
 from rlkit.library.orchestrator import RankedDocument, SearchOrchestrator, documents_taken
-from rlkit.practice.reward import DocumentResult, Reward, RewardCalculator, count_key
+from rlkit.practice.reward import DECIMALS, DocumentResult, Reward, RewardCalculator
 from rlkit.practice.source import load_library
 from rlkit.rounds.state import State, Verdict
 
@@ -158,7 +158,7 @@ class SearchRoundEnv:
         return RoundResult(
             clues=tuple(clues),
             documents=documents,
-            reward=self.calculator.compute_reward(documents, seen),
+            reward=self.calculator.compute_reward(documents, seen, state),
             important_rate=important_rate(documents),
             discovery_rate=discovery_rate(state, documents),
         )
@@ -177,18 +177,19 @@ def discovery_rate(state: State, documents: Sequence[DocumentResult]) -> float |
     return len(found) / len(missing) if missing else None
 
 
-def clue_values(result: RoundResult, values: Mapping[str, float]) -> list[float]:
+def clue_values(
+    result: RoundResult, calculator: RewardCalculator, state: State | None = None
+) -> list[float]:
     """For clue j of an action: `R(all) - R(clues before j)`, what it and the later ones added.
 
-    R(S) sums the values of the action's documents that a clue in S brought back, and R(nothing)
-    is 0; R(all) is the action's reward where it is valid and judged. An
-    unjudged document adds 0.
+    R(S) is the worth of the action's documents that a clue in S brought back, and R(nothing) is 0;
+    R(all) is the action's reward where it is valid and judged. An unjudged document adds 0.
     """
-    added = [0.0] * len(result.clues)  # by the first clue that brought a document back
-    for document in result.documents:
-        if document.verdict is not None:
-            added[min(document.found_by)] += values[count_key(document.verdict, document.new)]
-    return [round(sum(added[j:]), 6) + 0.0 for j in range(len(added))]
+    before = [
+        calculator.worth([d for d in result.documents if min(d.found_by) < j], state)
+        for j in range(len(result.clues) + 1)
+    ]
+    return [round(before[-1] - worth, DECIMALS) + 0.0 for worth in before[:-1]]
 
 
 def create_environment(
@@ -201,12 +202,14 @@ def create_environment(
     """
     config = config or RunConfig()
     library = library or load_library(config)
-    search = config.search
+    search, own = config.search, config.reward.function
     backend = build_backend(library.corpus, search, cache_folder)
     return SearchRoundEnv(
         SearchOrchestrator(library.corpus, backend, search.top_k),
         build_checker(config, library.corpus),
-        RewardCalculator(config.reward, search.max_clues, search.top_k),
+        RewardCalculator(
+            config.reward, search.max_clues, search.top_k, load_object(own) if own else None
+        ),
         max_clues=search.max_clues,
         max_documents=search.max_documents,
         plain_lines=config.executor.plain_lines,

@@ -6,9 +6,12 @@ whatever order they were found; ties within a group are then exact."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,6 +52,12 @@ class Reward:
     without_seen: float | None
 
 
+class OwnReward(Protocol):
+    """A user's own reward, see `RewardCalculator`."""
+
+    def __call__(self, documents: Sequence[DocumentResult], state: Any) -> float: ...
+
+
 class RewardCalculator:
     """Reward values applied to one round's documents.
 
@@ -56,13 +65,18 @@ class RewardCalculator:
     last already worked out. Raises ConfigError where a value is missing, or where `invalid` is
     not below the worst that a valid action can score: `max_clues * top_k` documents of the lowest
     value.
+
+    `function`, a user's own, takes the place of the six values: (documents, state) -> float, of
+    the judged documents of an action that brought some back; see docs/extending.md.
     """
 
-    def __init__(self, values: Any, max_clues: int, top_k: int) -> None:
+    def __init__(
+        self, values: Any, max_clues: int, top_k: int, function: OwnReward | None = None
+    ) -> None:
         self.values = {key: _value(values, key) for key in COUNT_KEYS}
-        self.invalid = _value(values, "invalid")
+        self.invalid, self.function = _value(values, "invalid"), function
         worst = max_clues * top_k * min(0.0, *self.values.values())
-        if not self.invalid < worst:
+        if function is None and not self.invalid < worst:
             raise ConfigError(
                 f"reward.invalid is {self.invalid:g}, but a valid action can score {worst:g} "
                 f"(search.max_clues {max_clues} x search.top_k {top_k} documents of the lowest "
@@ -73,13 +87,16 @@ class RewardCalculator:
         self,
         doc_results: Iterable[DocumentResult | Mapping[str, Any]],
         seen_docids: Collection[str],
+        state: Any = None,
     ) -> Reward:
         """The reward of the documents that one action brought back.
 
         A document that comes twice counts once. Without any document the action is invalid.
         `doc_results` are DocumentResults, or mappings with `docid` and `verdict`; raises DataError
-        for a verdict that is none of IMPORTANT, LOCAL, DISCARD, None.
+        for a verdict that is none of IMPORTANT, LOCAL, DISCARD, None. `state` is handed to
+        `function`, which is given DocumentResults, each once.
         """
+        doc_results = list(doc_results)
         verdicts = _first_verdicts(doc_results)
         counts = dict.fromkeys(COUNT_KEYS, 0)
         seen = frozenset(seen_docids)
@@ -91,8 +108,37 @@ class RewardCalculator:
             return Reward(self.invalid, counts, 0, True, self.invalid)
         if unjudged == len(verdicts):
             return Reward(None, counts, unjudged, False, None)
+        if self.function is not None:
+            new_ones = [document for document in doc_results if document.new]
+            total, without_seen = self.own(doc_results, state), self.own(new_ones, state)
+            return Reward(total, counts, unjudged, False, without_seen)
         new = {key: count for key, count in counts.items() if key.endswith("_new")}
         return Reward(self.of_counts(counts), counts, unjudged, False, self.of_counts(new))
+
+    def own(self, documents: Sequence[DocumentResult], state: Any) -> float:
+        """What `function` gives the judged ones of some documents, rounded to 1e-6; 0 without any.
+        Raises DataError where that is no finite number, or not above `invalid`."""
+        judged = [document for document in documents if document.verdict is not None]
+        found = self.function(judged, state) if judged else 0.0
+        if not isinstance(found, Real) or not math.isfinite(found):
+            raise DataError(
+                f"reward.function gave {found!r} for {len(judged)} documents; it must give a "
+                "finite number."
+            )
+        if found <= self.invalid:
+            raise DataError(
+                f"reward.function gave {found:g} for {len(judged)} documents, and an invalid "
+                f"action is paid {self.invalid:g}; lower reward.invalid, so that every valid "
+                "action is worth more."
+            )
+        return round(float(found), DECIMALS) + 0.0
+
+    def worth(self, documents: Sequence[DocumentResult], state: Any) -> float:
+        """R(documents) of some of an action's documents; an unjudged one adds nothing."""
+        if self.function is not None:
+            return self.own(documents, state)
+        keys = (count_key(d.verdict, d.new) for d in documents if d.verdict is not None)
+        return self.of_counts(Counter(keys))
 
     def of_counts(self, counts: Mapping[str, int]) -> float:
         """Sum of count x value in float64, rounded to 1e-6; the order is always the same."""

@@ -84,7 +84,7 @@ class SearchTask:
         results = self.env.step_group([clues.clues for clues in parsed], top_k)
         shown = shown_words(state)
         return [
-            Score(result.reward.total, self._components(clues, result, shown))
+            Score(result.reward.total, self._components(state, clues, result, shown))
             for clues, result in zip(parsed, results, strict=True)
         ]
 
@@ -128,7 +128,7 @@ class SearchTask:
         }
 
     def _components(
-        self, parsed: ParsedClues, result: RoundResult, shown: frozenset[str]
+        self, state: State, parsed: ParsedClues, result: RoundResult, shown: frozenset[str]
     ) -> dict[str, Any]:
         written = len(parsed.clues) + parsed.repeated
         return {
@@ -148,7 +148,7 @@ class SearchTask:
             "reward_without_seen": result.reward.without_seen,
             **result.reward.counts,
             "clue_spans": [list(span) for span in parsed.spans],
-            "clue_values": clue_values(result, self.env.calculator.values),
+            "clue_values": clue_values(result, self.env.calculator, state),
         }
 
 

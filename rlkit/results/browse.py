@@ -215,7 +215,8 @@ class Browser:
     def _explained(self, action: dict[str, Any]) -> dict[str, Any]:
         values = self.run.config.reward
         counts = {key: action.get(key) for key in COUNT_KEYS}
-        terms = [(n, key, getattr(values, key)) for key, n in counts.items() if n]
+        own = values.function is not None  # then it is no sum of terms
+        terms = [(n, key, getattr(values, key)) for key, n in counts.items() if n and not own]
         clues = action.get("clues") or []
         documents = [
             d | {"clue": clues.index(d["clue"]) + 1 if d["clue"] in clues else None}

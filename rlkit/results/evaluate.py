@@ -141,7 +141,9 @@ def _task_facts(task: Any, split: str, states: Sequence[Any]) -> dict[str, Any]:
     if hasattr(task, "splits"):
         facts["split_sizes"] = task.splits.describe()
     if searches(task):
-        facts["reward_values"] = {part: task.env.calculator.values[part] for part in REWARD_PARTS}
+        calculator = task.env.calculator
+        if calculator.function is None:
+            facts["reward_values"] = {part: calculator.values[part] for part in REWARD_PARTS}
         facts |= _searched_and_judged(task)
     return facts
 

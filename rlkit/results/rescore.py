@@ -92,6 +92,12 @@ def rescore(
     """
     run = named_run(run, output_root)
     config = _changed(run.config, values)
+    if run.config.reward.function is not None:
+        raise RunError(
+            f"{run.folder}: its actions were scored by reward.function "
+            f"{run.config.reward.function}, and counts alone cannot tell what other values would "
+            "make of them; only runs without a reward of one's own can be scored again."
+        )
     stored = StoredActions(run)
     frame = stored.frame(_with_counts(stored), steps).astype({"reward": float})  # all may be None
     scale = config.grpo.scale_rewards

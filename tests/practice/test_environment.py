@@ -18,8 +18,9 @@ from rlkit.practice.environment import (
     clue_values,
     create_environment,
 )
+from rlkit.practice.reward import RewardCalculator
 from rlkit.rounds.state import State
-from tests.practice.toys import STATE, VALUES, make_env
+from tests.practice.toys import STATE, make_env
 
 
 def docids(result: RoundResult) -> str:
@@ -123,11 +124,11 @@ def test_what_clues_added_on_an_action_of_three() -> None:
     )
     result = env.step(["one", "two", "three"])
     assert result.reward.total == 5.4
-    assert clue_values(result, VALUES) == [5.4, 2.9, 0.3]
+    assert clue_values(result, env.calculator) == [5.4, 2.9, 0.3]
     # the same clues in another order: `three` brings a along, so `one` adds nothing after it
-    assert clue_values(env.step(["three", "one", "two"]), VALUES) == [5.4, 2.6, 2.6]
-    assert clue_values(env.step([]), VALUES) == []
-    assert clue_values(env.step(["nothing", "one"]), VALUES) == [2.5, 2.5]
+    assert clue_values(env.step(["three", "one", "two"]), env.calculator) == [5.4, 2.6, 2.6]
+    assert clue_values(env.step([]), env.calculator) == []
+    assert clue_values(env.step(["nothing", "one"]), env.calculator) == [2.5, 2.5]
 
 
 def test_an_error_of_the_checker_comes_through_and_is_no_low_reward() -> None:
@@ -202,3 +203,48 @@ def test_a_checker_of_ones_own_is_named_by_dotted_path() -> None:
     assert named(f"{__name__}:make_checker").check(STATE, []) == {}
     with pytest.raises(ConfigError, match="has no check"):
         named(f"{__name__}:make_no_checker")
+
+
+def own(function, invalid: float = -1.0) -> SearchRoundEnv:
+    """The three clues of the test above, paid by a function."""
+    env = make_env(
+        {"one": "a", "two": "bcd", "three": "ae"},
+        {"a": "IMPORTANT", "b": "IMPORTANT", "c": "LOCAL", "d": "DISCARD", "e": None},
+    )
+    values = {**env.calculator.values, "invalid": invalid}
+    env.calculator = RewardCalculator(values, 4, 5, function)
+    return env
+
+
+def test_a_function_is_given_the_judged_documents_and_the_state() -> None:
+    asked = []
+
+    def squared(documents, state):
+        asked.append((sorted(d.docid for d in documents), state.state_id))
+        return 0.1 * len(documents) ** 2
+
+    result = own(squared).step(["one", "two", "three"])
+    assert asked[0] == (["a", "b", "c", "d"], STATE.state_id)  # e was not judged
+    assert result.reward.total == 1.6
+    assert result.reward.without_seen == 0.9  # c is seen
+    assert result.reward.counts["important_new"] == 2
+
+
+def test_what_clues_added_by_a_function_is_the_difference_of_its_values() -> None:
+    env = own(lambda documents, state: 0.1 * len(documents) ** 2)
+    result = env.step(["one", "two", "three"])
+    # R(all) 1.6; before clue 0 nothing, before 1 a (.1), before 2 a, b, c, d (1.6)
+    assert clue_values(result, env.calculator, STATE) == [1.6, 1.5, 0.0]
+
+
+@pytest.mark.parametrize("given", [float("nan"), None, "1"])
+def test_a_function_that_gives_no_number_is_an_error(given) -> None:
+    with pytest.raises(DataError, match="must give a finite number"):
+        own(lambda documents, state: given).step(["one"])
+
+
+def test_no_valid_action_is_paid_as_little_as_an_invalid_one() -> None:
+    with pytest.raises(DataError, match="gave -1 for 1 documents.*lower reward.invalid"):
+        own(lambda documents, state: -1.0).step(["one"])
+    assert own(lambda documents, state: -1.0, invalid=-1.1).step(["one"]).reward.total == -1.0
+    assert own(lambda documents, state: -1.0).step(["nothing"]).reward.total == -1.0
