@@ -526,8 +526,8 @@ class EvaluationSection(Section):
     )
     question_first: bool = key(
         False,
-        "teams: the first clue of every team is the question itself, and its policy writes from "
-        "round 2 on; for Executors that learnt from states of later rounds (data.first_round)",
+        "teams: until something was found every team's clue is the question itself, and then its "
+        "policy writes; for Executors that learnt from states of later rounds (data.first_round)",
     )
     batch_size: int = key(8, "states written for at once", "states", ge=1)
     epoch_states: int = key(16, "dev states at the end of each epoch; 0: none", "states", ge=0)

@@ -13,11 +13,16 @@ from rlkit.results.teams import TeamComparison, load_teams
 
 
 class Team(NamedTuple):
-    """Which part's games are its own ({} is a seed), and as which policy."""
+    """Which part's games are its own ({} is a seed), as which policy, and whether each seed has its
+    own (else one game stands for all)."""
 
     title: str
     part: str
     policy: str
+
+    @property
+    def seeded(self) -> bool:
+        return "{}" in self.part and self.policy != "untouched"
 
 
 TEAMS = {
@@ -52,9 +57,9 @@ def team_figures(rows: Rows) -> dict[str, Any]:
 def team_differences(rows: Rows) -> dict[str, Any]:
     """By other team: `seeds_interval` of the tuned team's discovery minus the other's."""
     found = {}
-    for other in TEAMS:
+    for other in (name for name in TEAMS if name != "tuned"):
         pairs = {seed: pair for seed in rows.seeds if (pair := _pair(rows, seed, other))}
-        if other != "tuned" and pairs:
+        if pairs:
             found[other] = seeds_interval(pairs)
     return found
 
@@ -78,5 +83,7 @@ def _mean(games: dict[int, TeamComparison], team: Team, metric: str) -> dict[str
     by_seed = {seed: game.question_values(team.policy, metric) for seed, game in games.items()}
     bounds = COUNT if metric == "documents_read" else SHARE
     n, mean, low, high = mean_interval(averaged(by_seed).values(), bounds)
-    seeds = {str(seed): sum(of.values()) / len(of) for seed, of in by_seed.items() if of}
-    return {"mean": mean, "low": low, "high": high, "n": n, "seeds": seeds}
+    found = {"mean": mean, "low": low, "high": high, "n": n}
+    if team.seeded:
+        found["seeds"] = {str(s): sum(of.values()) / len(of) for s, of in by_seed.items() if of}
+    return found

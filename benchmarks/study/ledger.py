@@ -78,7 +78,7 @@ class Ledger:
         for path in sorted(folder.glob(f"{stem}.json")) + sorted(folder.glob(f"{stem}-*.json")):
             data = read_object(path)
             here = {row.get("policy") or row.get("team") for row in data.get("rows", ())}
-            if data.get("split") != "eval" or not wanted & here:
+            if data.get("split") != "eval" or not wanted & here or not _as_asked(part, data):
                 continue
             if not wanted <= here:
                 raise RunError(
@@ -101,6 +101,15 @@ class Ledger:
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         append_line(self.path, json.dumps(line))
+
+
+def _as_asked(part: Part, data: dict[str, Any]) -> bool:
+    """Whether teams played as many questions, and in the way, that the part says; of evaluations
+    of states the table compares the states."""
+    asked = {"questions": "evaluation.max_questions", "question_first": "evaluation.question_first"}
+    return part.writes != "teams.json" or all(
+        data.get(fact) == part.changes[key] for fact, key in asked.items() if key in part.changes
+    )
 
 
 def adapters(part: Part, output: Path) -> dict[str, str]:

@@ -9,6 +9,11 @@ from benchmarks.study.rows import MEASURES, POLICIES
 from rlkit.results.statistics import signed
 
 PAIR_NAMES = {name: row.title for name, row in POLICIES.items()}
+CAUTION = (
+    "\\* With a caution: fewer than 20 questions differ (too few to say), or the differences are "
+    "strongly skewed (such intervals miss the true mean more often than 5 %); study.json has the "
+    "words."
+)
 HONEST = ("n_clues", *MEASURES)
 HONEST_NAMES = {"n_clues": "clues an action", **MEASURES}
 
@@ -19,7 +24,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     policies = result["policies"][split]
     blocks = [f"### {split.capitalize()}: {_sizes(result['states'].get(split, {}))}"]
     if policies:
-        blocks += [_policies(policies), _differences(result["differences"], split)]
+        blocks += [_policies(policies), _differences(result["differences"], split), CAUTION]
         blocks.append(f"Beside the discovery (sampled, {split}):\n\n{_honest(policies)}")
     if result["without shared gold"].get(split):
         blocks.append(_without_shared_gold(result["without shared gold"], split))
@@ -101,7 +106,7 @@ def _teams(found: Mapping[str, Any]) -> str:
     header = ("team", "discovery", "each seed", *after, "documents read", "tuned minus it")
     rows = []
     for name, team in found["policies"].items():
-        seeds = " ".join(_share(mean) for mean in team["discovery"]["seeds"].values())
+        seeds = " ".join(_share(mean) for mean in team["discovery"].get("seeds", {}).values())
         minus = found["tuned minus"].get(name)
         rows.append((team["title"], _interval(team["discovery"]), seeds,
             *(_share(team["after round"][number]) for number in rounds),
@@ -134,9 +139,11 @@ def _interval(found: Mapping[str, Any]) -> str:
 
 
 def _difference(found: Mapping[str, Any]) -> str:
+    """With a star where the interval carries a caution."""
+    star = "\\*" if found.get("caution") else ""
     if found["low"] is None:
-        return signed(found["mean"])
-    return f"{signed(found['mean'])} [{signed(found['low'])}, {signed(found['high'])}]"
+        return f"{signed(found['mean'])}{star}"
+    return f"{signed(found['mean'])} [{signed(found['low'])}, {signed(found['high'])}]{star}"
 
 
 def _mean(found: Mapping[str, Any] | None, digits: int) -> str:

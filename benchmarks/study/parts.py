@@ -111,7 +111,7 @@ class Part:
 
     def check_recipe(self, output: Path, data: Path) -> None:
         """Raise RunError where its run's folder holds a run with other parameters."""
-        if self.row_path(output) is None and (output / self.run / "config.yaml").exists():
+        if (output / self.run / "config.yaml").exists():
             Run.open(self.config(output, data), create=False)
 
 

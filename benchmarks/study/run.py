@@ -66,7 +66,7 @@ class Queue:
         self.command = command or (lambda part: ["-m", *part.arguments(output, data)])
         self.stop_at: float | None = None  # time.time(); 0 once a signal came
         self.signals = 0
-        self.left: list[str] = []  # what waits, at the end of `run`, for parts that are not done
+        self.left: list[str] = []  # what `run` left undone, though there was time
         self._lock: int | None = None
 
     def record(self, part: Part) -> dict[str, Any]:
@@ -126,9 +126,11 @@ class Queue:
             elif state == FAILED and self.record(part)["tries"] >= TRIES and not retry:
                 print(f"{part.name}: failed {TRIES} times, left as it is (--retry)", flush=True)
                 waiting.remove(part)
+                self.left.append(part.name)
             elif self._busy(part):
                 print(f"{part.name}: somebody is at work in its folder; passed over", flush=True)
                 waiting.remove(part)
+                self.left.append(part.name)
             else:
                 return part
         return None
@@ -143,7 +145,8 @@ class Queue:
                 try:
                     part.check_recipe(self.output, self.data)
                 except RunError as error:
-                    said = f"{part.name}: {error} A variant wants an --out of its own."
+                    said = f"{part.name}: {error} An output stays with its folders and its data, "
+                    said += "and a variant of the study wants one of its own (--out)."
                     raise RunError(said) from error
 
     def _say_left(self, waiting: Sequence[Part]) -> None:
@@ -268,8 +271,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: what was chosen is done or the time is over, 1: something failed or waits for a part that
-    was not chosen, 130: stopped."""
+    """0: what was chosen is done or the time is over, 1: something failed or was left undone (it
+    failed three times, somebody else is at work on it, or it needs a part that is not done),
+    130: stopped."""
     options = build_parser().parse_args(arguments)
     plan, output = options.plan.resolve(), options.out.absolute()
     queue = Queue(

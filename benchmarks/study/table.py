@@ -46,8 +46,8 @@ from rlkit.yaml_text import read_yaml  # noqa: E402
 
 PAIRS = (
     ("grpo", "warm_start"), ("grpo", "raw_question"), ("grpo", "scripted"),
-    ("grpo", "untouched_plain"), ("grpo", "sft_continued"), ("grpo", "rejection"),
-    ("warm_start", "raw_question"),
+    ("grpo", "untouched"), ("grpo", "untouched_plain"), ("grpo", "sft_continued"),
+    ("grpo", "rejection"), ("warm_start", "raw_question"),
 )  # fmt: skip
 PUBLISHED = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 PRIMARY = "discovery_rate"

@@ -102,12 +102,14 @@ class ScriptedPolicy:
 
 
 class QuestionFirst:
-    """Another policy that begins with the question: in round 1 its only clue is the question, and
-    later rounds are the policy's own. For policies that learnt from states which show what the
-    question found (`data.first_round` 2). Everything else about it is the other policy's."""
+    """Another policy that begins with the question: as long as nothing was found its only clue is
+    the question, and later rounds are the policy's own. For policies that learnt from states which
+    show what the question found (`data.first_round` 2). All else is the other policy's."""
 
     def __init__(self, policy: Policy, layout: str = "bare") -> None:
         self.policy, self.first = policy, RawQuestionPolicy(layout)
+        if hasattr(policy, "write_batch"):
+            self.write_batch = self._write_batch
 
     def __getattr__(self, name: str) -> Any:
         if name == "policy":  # while it is copied or unpickled there is none yet
@@ -116,16 +118,12 @@ class QuestionFirst:
 
     def write(self, state: State) -> str:
         """See Policy."""
-        return (self.first if state.round == 1 else self.policy).write(state)
+        return (self.policy if state.seen_docids else self.first).write(state)
 
-    def write_batch(self, states: Sequence[State]) -> list[str]:
-        """See Policy."""
-        later = [state for state in states if state.round != 1]
-        if hasattr(self.policy, "write_batch"):
-            written = iter(self.policy.write_batch(later) if later else ())
-        else:
-            written = map(self.policy.write, later)
-        return [self.first.write(s) if s.round == 1 else next(written) for s in states]
+    def _write_batch(self, states: Sequence[State]) -> list[str]:
+        later = [state for state in states if state.seen_docids]
+        written = iter(self.policy.write_batch(later) if later else ())
+        return [next(written) if s.seen_docids else self.first.write(s) for s in states]
 
 
 def build_policy(

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlkit.agents.recording import now_and_then
 from rlkit.errors import RunError
 from rlkit.files import new_folder, plain
@@ -23,6 +25,7 @@ from rlkit.practice.task import build_task
 from rlkit.run import Run
 from rlkit.training import alarms, fingerprint, stopping
 from rlkit.training.adapters import load_lora_checkpoint
+from rlkit.training.checkpointing import arithmetic
 from rlkit.training.dev import dev_evaluation, sft_evaluation
 from rlkit.training.engines import check_engine
 from rlkit.training.interrupts import interrupt_flag
@@ -30,7 +33,7 @@ from rlkit.training.launcher import check_launcher, launched_dtype
 from rlkit.training.models import resolve_base_model
 from rlkit.training.monitor import Monitor, check_trackers
 from rlkit.training.policy import load_model_with_lora, prompt_counter
-from rlkit.training.ranks import JobError, Ranks, asked_device, joined
+from rlkit.training.ranks import JobError, Ranks, asked_device, device_of, joined
 from rlkit.training.schedule import state_order
 from rlkit.training.sft import (
     checkpoints_of,
@@ -213,7 +216,10 @@ def sft_run(config: Any, *, log: Log = print) -> Path:
         if ranks.is_main:
             task = prepare_data(config, run, log)
             if not run.warm_start_folder.exists():
-                run.write_lineage(task.lineage() if hasattr(task, "lineage") else None)
+                device = device_of(ranks.local_rank, config.model.device)
+                known = {"device": device, "processes": ranks.size}
+                known |= task.lineage() if hasattr(task, "lineage") else {}
+                run.write_lineage({**known, "arithmetic": arithmetic(torch.device(device))})
             warm_start(config, run, task, log=log)
     return run.warm_start_folder
 

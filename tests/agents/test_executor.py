@@ -159,20 +159,24 @@ class Counted:
         return [f"<clue>round {state.round}</clue>" for state in states]
 
 
-def test_a_policy_behind_the_question_writes_from_round_2_on() -> None:
+def test_a_policy_behind_the_question_writes_once_something_was_found() -> None:
     policy = Counted()
     behind = QuestionFirst(policy)
-    third = replace(SECOND, round=3)
+    second = replace(SECOND, seen_docids=("d1",))
+    third = replace(second, round=3)
+    after_a_failed_round = replace(FIRST, round=2)
     asked = f"<clue>{QUESTION}</clue>"
-    assert behind.write_batch([third, FIRST, SECOND]) == [
-        "<clue>round 3</clue>", asked, "<clue>round 2</clue>",
+    assert behind.write_batch([third, FIRST, after_a_failed_round, second]) == [
+        "<clue>round 3</clue>", asked, asked, "<clue>round 2</clue>",
     ]  # fmt: skip
     assert behind.write(FIRST) == behind.write_batch([FIRST])[0] == asked
-    assert policy.batches == [2]  # nobody was asked about first rounds
+    assert policy.batches == [2]  # nobody was asked while nothing was found
     assert behind.deep and not hasattr(behind, "client")
 
 
-def test_behind_the_question_a_policy_without_batches_is_asked_state_by_state() -> None:
-    script = ScriptedPolicy(3)
-    found = QuestionFirst(script).write_batch([FIRST, SECOND])
-    assert found == [RawQuestionPolicy().write(FIRST), script.write(SECOND)]
+def test_behind_the_question_a_policy_without_batches_has_none() -> None:
+    script, second = ScriptedPolicy(3), replace(SECOND, seen_docids=("d1",))
+    behind = QuestionFirst(script)
+    assert not hasattr(behind, "write_batch")
+    assert behind.write(second) == script.write(second)
+    assert behind.write(FIRST) == RawQuestionPolicy().write(FIRST)

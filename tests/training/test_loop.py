@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlkit.config import RunConfig
 from rlkit.errors import ConfigError, ModelError, RunError
+from rlkit.files import read_object
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
-from rlkit.training.loop import _run_of_main, prepare_model, train, warm_start
+from rlkit.training.loop import _run_of_main, prepare_model, sft_run, train, warm_start
 from tests.training.conftest import LetterTask, tiny_base, tiny_config, tiny_trainer, with_lora
 
 
@@ -104,3 +106,14 @@ def test_with_null_steps_an_epoch_is_one_pass_over_the_training_states(tmp_path)
     rmtree(trainer.run.checkpoints_folder)
     with pytest.raises(RunError, match="goes on to step 4"):  # step 2 was saved
         trainer.run.cut_metrics(-1)
+
+
+def test_a_warm_start_alone_says_where_it_comes_from(tmp_path):
+    few = ["data.max_questions=12", "sft.max_samples=4", f"output_root={tmp_path}"]
+    folder = sft_run(RunConfig.load("params/debug.yaml", few), log=lambda _: None)
+    found = read_object(tmp_path / "debug" / "lineage.json")
+    assert found["device"] == "cpu" and found["processes"] == 1
+    assert found["parts"]["train"]["states"] > 0 and found["arithmetic"]["threads"] >= 1
+    before = (tmp_path / "debug" / "lineage.json").read_bytes()
+    assert sft_run(RunConfig.load("params/debug.yaml", few), log=lambda _: None) == folder
+    assert (tmp_path / "debug" / "lineage.json").read_bytes() == before  # nothing was made anew
