@@ -64,13 +64,14 @@ def _recorder(
     import transformers
 
     class Recorder(transformers.TrainerCallback):
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        def on_step_begin(self, *args: Any, optimizer: Any, **kwargs: Any) -> None:
+            self.rate = optimizer.param_groups[0]["lr"]
             self.watch = Stopwatch()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             spent = self.watch.read()
             row = {"step": state.global_step, "step_time": spent["steps"]}
-            row |= {"cpu_time": spent["steps_cpu"]}
+            row |= {"cpu_time": spent["steps_cpu"], "learning_rate": self.rate}
             if state.global_step % config.training.steps_per_epoch == 0 or row["step"] == steps:
                 row |= evaluate(model)
             run.append_metrics(plain(row))

@@ -116,7 +116,10 @@ def test_trl_goes_on_from_its_last_update(folder):
     config = part.config(folder / "out", folder / "data").with_overrides("run_name=trl-again")
     train(config.with_overrides("training.max_steps=1"))
     run = train(config)
-    assert [row["step"] for row in run.read_metrics()] == [0, 1, 2]
+    rows = run.read_metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    # ours, with one warm-up step: transformers' own would begin at 0
+    assert [row["learning_rate"] for row in rows[1:]] == [config.grpo.learning_rate] * 2
     assert run.status()["state"] == "finished"
 
 
