@@ -40,7 +40,7 @@ class ToyTask:
     splits: Splits
     env: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(
-            max_documents=8, calculator=SimpleNamespace(values=VALUES)
+            max_documents=8, calculator=SimpleNamespace(values=VALUES, function=None)
         )
     )
     depths: list[int | None] = field(default_factory=list)
