@@ -71,8 +71,8 @@ def pick(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, T
 
     The token is the first whose cumulative probability exceeds the uniform number.
     """
-    scores = logits.double() / temperature
-    weights = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+    scores = logits.to(torch.float64, copy=True).div_(temperature)  # N x V: one copy, then in place
+    weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
     if not bool(torch.isfinite(total).all()):
