@@ -68,7 +68,7 @@ class Ledger:
         content = (measured or self.output / part.run / part.writes).read_bytes()
         write_bytes(part.row_path(self.output), content)
         if part.test:
-            self._write(part, what, sha256=_sha256(content))
+            self._write(part, what, sha256=sha256(content))
 
     def found(self, part: Part) -> bool:
         """Keep a test that lies in the run's folder already: this runner was killed before it kept
@@ -119,7 +119,7 @@ def adapters(part: Part, output: Path) -> dict[str, str]:
     folders = [run / "sft" / "adapter", run / "reference_adapter", best_checkpoint(run), *options]
     files = [folder / "adapter_model.safetensors" for folder in folders]
     return {
-        str(file.parent.relative_to(output)): _sha256(file.read_bytes())
+        str(file.parent.relative_to(output)): sha256(file.read_bytes())
         for file in files
         if file.is_file()
     }
@@ -132,8 +132,9 @@ def recipe_of(plan: Path) -> str:
     recipe = {key: values.get(key) for key in TESTED} | {
         "base": read_yaml(plan.parent / values["base"])
     }
-    return _sha256(json.dumps(recipe, sort_keys=True).encode())
+    return sha256(json.dumps(recipe, sort_keys=True).encode())
 
 
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """The first 16 signs of the SHA-256 of a file: enough to tell adapters and rows apart."""
     return hashlib.sha256(content).hexdigest()[:16]
