@@ -228,8 +228,10 @@ def _team(seed: int, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
         "evaluation.split": "eval",
         **plan["teams"],
     }
+    # the checkpoint by its path: one that was brought here (kept.py) has its adapter alone
+    tuned = ("--baseline", "--checkpoint", f"{{best:study-grpo-{seed}}}")
     return Part(f"teams/{seed}", ("eval", "--teams"), f"study-grpo-{seed}", changes, after,
-        test=True)  # fmt: skip
+        test=True, options=tuned)  # fmt: skip
 
 
 def _hotpotqa(seed: int, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
