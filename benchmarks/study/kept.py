@@ -6,7 +6,8 @@ whoever likes can try the trained adapters without training them.
 
 Of parts that are done: parameters, lineage, curves, rows, the ledger of the test, and the adapters
 that later parts begin with or play (the best checkpoint of GRPO, SFT's warm start), each once, by
-its hash. Left out are rounds (they are collected anew in seconds), what a stopped training needs,
+its hash. Left out are rounds (they are collected anew in seconds), how fast the machine is
+(clock/<seed>), what a stopped training needs,
 and all texts of questions and documents, which are not the project's to hand on: ids and numbers
 stay, and a row's hash in the ledger is that of the row with its texts. Where a curve, a row, an
 adapter or the ledger of another study is in the way, nothing is written.
@@ -38,6 +39,7 @@ OF_A_RUN = ("config.yaml", "lineage.json", "status.json", "metrics.jsonl", "spli
 OF_AN_ADAPTER = ("adapter_config.json", "base.json", "sft_metrics.json")
 ADAPTER = "adapter_model.safetensors"
 RESULTS = ("metrics.jsonl", "sft_metrics.json", ".is", ".gz", ADAPTER, NAME)  # never change
+OF_A_MACHINE = ("collect", "hotpotqa-rounds", "clock")  # kinds that run again elsewhere
 STOOD_ON = ("sft", "grpo")  # kinds whose adapters later parts need
 TEXTS = ("question", "subgoal", "completion", "text", "title", "answer")
 LISTS = ("missing", "clues", "documents")
@@ -78,19 +80,19 @@ def _refuse_another(folder: Path, found: Mapping[str, bytes]) -> None:
 def _of_output(output: Path, data: Path, plan: Path) -> Iterator[tuple[str, bytes]]:
     """(name, content) of every file to keep."""
     queue = Queue(parts(plan), output, data)
-    done = [part for part in queue.parts.values() if queue.state(part) == DONE]
+    found = [part for part in queue.parts.values() if part.kind not in OF_A_MACHINE]
+    done = [part for part in found if queue.state(part) == DONE]
     places = {str(data.absolute()): "{data}", str(output.absolute()): "{output}"}
     for part in done:
         row = part.row_path(output)
         if row is not None:
             text = json.dumps(without_texts(read_object(row)), indent=0)
             yield f"{ROWS}/{row.name}.gz", gzip.compress(text.encode(), mtime=0)
-        elif part.command != ("collect",):
+        else:
             yield from _of_run(part, output, places)
         record = {k: v for k, v in queue.record(part).items() if k != "pid"}
-        if part.command != ("collect",):  # its rounds are not kept, so that it runs again
-            text = _replaced(json.dumps(record, indent=1), places)
-            yield f"{QUEUE}/{part.slug}.json", text.encode()
+        text = _replaced(json.dumps(record, indent=1), places)
+        yield f"{QUEUE}/{part.slug}.json", text.encode()
     if (output / NAME).exists():
         yield NAME, (output / NAME).read_bytes()
 

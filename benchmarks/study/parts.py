@@ -31,13 +31,14 @@ ROWS, QUEUE = "rows", "queue"  # folders of the study's output beside those of i
 _BEST = re.compile(r"\{best:([\w.-]+)\}")
 _PATHS = ("data.corpus_path", "data.questions_path", "data.rounds_path", "model.init_adapter",
     "sft.start_from")  # fmt: skip
+_BUDGETS = ("sft.cpu_minutes", "training.cpu_minutes")
 
 
 @dataclass(frozen=True)
 class Part:
     """`command` is rlkit's (of another `module`: its own) and `options` what follows it; `changes`
-    are `--set`s beside those of the base. `like` names the GRPO run whose processor time is its
-    budget. `test`: it opens a test set.
+    are `--set`s beside those of the base. `like` names the seed whose GRPO's processor time is its
+    budget: the time that GRPO's steps would take here. `test`: it opens a test set.
 
     In options and changes {output} and {data} are folders, {best:RUN} a run's best checkpoint."""
 
@@ -46,7 +47,7 @@ class Part:
     run: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     after: tuple[str, ...] = ()
-    like: str | None = None
+    like: int | None = None
     test: bool = False
     options: tuple[str, ...] = ()
     module: str = "rlkit"
@@ -69,9 +70,8 @@ class Part:
         if self.command == ("collect",):
             del changes["data.rounds_path"]
         if self.like is not None:
-            minutes = max(processor_minutes(output / self.like), 0.01)
             section = "sft" if _trains_sft(self) else "training"
-            changes[f"{section}.cpu_minutes"] = round(minutes, 3)
+            changes[f"{section}.cpu_minutes"] = cpu_budget(output, self.like)
         text = {key: filled(str(value), output, data) for key, value in changes.items()}
         text |= _as_spelt(text, output / self.run / "config.yaml")
         return [f"{key}={'null' if value == 'None' else value}" for key, value in text.items()]
@@ -140,6 +140,21 @@ def processor_minutes(run: Path) -> float:
     return sum(row.get("cpu_time") or 0.0 for row in metrics(run)) / 60
 
 
+def slowdown(output: Path, seed: int) -> float:
+    """How many times as long GRPO's first steps took in this output's clock/<seed> as in its
+    grpo/<seed>, which may have been trained on another machine and brought here; 1 without."""
+    runs = (output / name.format(seed) for name in ("study-clock-{}", "study-grpo-{}"))
+    here, there = ([row["cpu_time"] for row in metrics(run) if row.get("cpu_time")] for run in runs)
+    n = min(len(here), len(there))
+    return sum(here[:n]) / sum(there[:n]) if n else 1.0
+
+
+def cpu_budget(output: Path, seed: int) -> float:
+    """Processor minutes that GRPO's steps of a seed would take here."""
+    minutes = processor_minutes(output / f"study-grpo-{seed}") * slowdown(output, seed)
+    return round(max(minutes, 0.01), 3)
+
+
 def parts(plan_path: Path = PLAN) -> dict[str, Part]:
     """All parts by name, in the order in which they run: first what the primary result needs, then
     its rows of the test, then controls, further tests, TRL and ablations."""
@@ -157,6 +172,7 @@ def parts(plan_path: Path = PLAN) -> dict[str, Part]:
     found += [_evaluation(part, "test", seeds, chosen) for part in primary]
     found.append(_untrained("test", plan, chosen))
     for seed in seeds:
+        found.append(_clock(seed, plan))
         for control in _controls(seed, plan):
             dev = _evaluation(control, "dev", seeds)
             found += [control, dev, _evaluation(control, "test", seeds, (*chosen, dev.name))]
@@ -181,8 +197,14 @@ def _trains_sft(part: Part) -> bool:
     return part.run.startswith("study-sft")
 
 
+def _clock(seed: int, plan: Mapping[str, Any]) -> Part:
+    """The first steps of a seed's GRPO once more, where its controls are to be trained."""
+    changes = _grpo(seed, plan) | plan["clock"]
+    return Part(f"clock/{seed}", ("train",), f"study-clock-{seed}", changes, (f"grpo/{seed}",))
+
+
 def _controls(seed: int, plan: Mapping[str, Any]) -> list[Part]:
-    after, like = (f"grpo/{seed}",), f"study-grpo-{seed}"
+    after, like = (f"grpo/{seed}", f"clock/{seed}"), seed
     start, controls = _warm_start(seed), plan["controls"]
     return [
         Part(f"sft-continued/{seed}", ("sft",), f"study-sft-continued-{seed}",
@@ -265,14 +287,17 @@ def _ablations(seeds: list[int], plan: Mapping[str, Any]) -> list[Part]:
 
 
 def _as_spelt(changes: Mapping[str, str], saved: Path) -> dict[str, str]:
-    """The paths among the changes as a run's config.yaml spells them, where they are the same."""
+    """The paths among the changes as a run's config.yaml spells them, where they are the same; and
+    the budget that it began with."""
     if not saved.exists():
         return {}
     before, found = read_yaml(saved), {}
-    for key in _PATHS:
+    for key in (*_PATHS, *_BUDGETS):
         section, _, name = key.partition(".")
         value = (before.get(section) or {}).get(name)
-        if key in changes and isinstance(value, str):
+        if key in changes and key in _BUDGETS and value is not None:
+            found[key] = str(value)
+        elif key in changes and isinstance(value, str):
             if (ROOT / value).resolve() == (ROOT / changes[key]).resolve():
                 found[key] = value
     return found

@@ -54,6 +54,18 @@ def test_a_control_has_the_processor_time_of_its_seeds_grpo(output):
     assert (control.training.cpu_minutes, control.grpo.advantage) == (5.0, "best")
 
 
+def test_where_grpos_first_steps_take_twice_as_long_so_does_a_control(output):
+    clock = output / "study-clock-7" / "metrics.jsonl"
+    clock.parent.mkdir()
+    clock.write_text('{"step": 1, "cpu_time": 60.0}\n')  # 30 where GRPO was trained
+    assert PARTS["rejection/7"].config(output, Path("d")).training.cpu_minutes == 10.0
+    assert PARTS["rejection/8"].config(output, Path("d")).training.cpu_minutes == 5.0
+    # one that has begun keeps what it began with
+    PARTS["rejection/7"].config(output, Path("d")).save(output / "study-rejection-7/config.yaml")
+    clock.write_text('{"step": 1, "cpu_time": 30.0}\n')
+    assert PARTS["rejection/7"].config(output, Path("d")).training.cpu_minutes == 10.0
+
+
 def test_the_primary_result_comes_first_and_no_test_before_its_choices():
     order = list(PARTS)
     assert order[1:5] == ["sft/7", "grpo/7", "dev/sft-7", "dev/grpo-7"]
