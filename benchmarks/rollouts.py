@@ -85,7 +85,7 @@ def measured(engine: str, options: Any, *changes: str) -> dict[str, Any]:
     from rlkit.config import RunConfig
     from rlkit.practice.task import Score, build_search_task
     from rlkit.run import Run
-    from rlkit.training.loop import load_model
+    from rlkit.training.stages import load_model
     from rlkit.training.text import token_counter
     from rlkit.training.trainer import GRPOTrainer
 

@@ -106,9 +106,9 @@ def our_own(run: Any, checkpoint: Path, count: int) -> tuple[Any, list[Written]]
     """The policy of base plus adapter in float32, and what it writes greedily."""
     from rlkit.practice.source import sample_of
     from rlkit.practice.task import build_search_task
-    from rlkit.training.loop import load_model
     from rlkit.training.policy import ModelPolicy
     from rlkit.training.sampling import sample_actions
+    from rlkit.training.stages import load_model
     from rlkit.training.text import decode, end_ids, token_counter
 
     config = run.config.with_overrides("model.dtype=float32", "model.device=cpu")

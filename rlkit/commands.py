@@ -201,7 +201,7 @@ def collect(options: argparse.Namespace) -> int:
 def sft(options: argparse.Namespace) -> None:
     """The warm start alone."""
     config = _config(options)
-    from rlkit.training.loop import sft_run
+    from rlkit.training.stages import sft_run
 
     folder = sft_run(config)
     if not is_another():

@@ -245,7 +245,7 @@ def test_collect_records_into_the_run_and_counts_what_failed(stand_in, tmp_path,
 
 
 def test_sft_and_report_say_where_the_result_is(stand_in, tmp_path, capsys):
-    stand_in("rlkit.training.loop", "sft_run", Path("outputs/run/sft"))
+    stand_in("rlkit.training.stages", "sft_run", Path("outputs/run/sft"))
     assert cli.main(["sft"]) == 0
     calls = stand_in("rlkit.results.report", "write_report", tmp_path / "report.html")
     run = Run.open(RunConfig.from_sections(run_name="one", output_root=str(tmp_path)))

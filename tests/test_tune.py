@@ -545,7 +545,7 @@ def test_figures_show_every_trial():
 def test_rounds_and_warm_starts_are_made_once_for_those_that_would_make_the_same(
     tmp_path, monkeypatch
 ):
-    import rlkit.training.loop as loop
+    import rlkit.training.stages as stages
 
     made = []
 
@@ -556,8 +556,8 @@ def test_rounds_and_warm_starts_are_made_once_for_those_that_would_make_the_same
         made.append(config.run_name)
         assert config.data.rounds_path.endswith("s-rounds/rounds")
 
-    monkeypatch.setattr(loop, "prepare_data", prepare_data)
-    monkeypatch.setattr(loop, "sft_run", sft_run)
+    monkeypatch.setattr(stages, "prepare_data", prepare_data)
+    monkeypatch.setattr(stages, "sft_run", sft_run)
     base = RunConfig.load(ROOT / "params" / "debug.yaml", [f"output_root={tmp_path}"])
     found = [
         shared_parts(base, tuned, "s", tmp_path, quiet)

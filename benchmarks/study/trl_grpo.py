@@ -37,7 +37,7 @@ def train(config: RunConfig, log: Callable[[str], None] = print) -> Run:
     """Train `max_steps` updates, or go on; returns the run."""
     import transformers
 
-    from rlkit.training.loop import prepare_data
+    from rlkit.training.stages import prepare_data
 
     run = Run.open(config)
     with run.lock():
@@ -86,7 +86,7 @@ def _evaluation(config: RunConfig, task: Any, log: Callable) -> Callable[[Any], 
     """Greedy dev figures of TRL's model: its adapter is put into a model of this package."""
     from rlkit.training.adapters import load_lora_checkpoint
     from rlkit.training.dev import model_evaluation
-    from rlkit.training.loop import load_model
+    from rlkit.training.stages import load_model
     from rlkit.training.text import token_counter
 
     ours, tokenizer = load_model(config, config.model.init_adapter, log)

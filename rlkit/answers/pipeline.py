@@ -231,7 +231,7 @@ class AgenticRLPipeline:
             )
 
     def _task(self) -> Any:
-        from rlkit.training.loop import prepare_data  # loads torch
+        from rlkit.training.stages import prepare_data  # loads torch
 
         return prepare_data(self.config, self.run_of_stages, self.log)
 

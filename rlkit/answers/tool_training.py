@@ -160,7 +160,7 @@ def _check_fits(p: ToolParameters, source: ModelSource) -> None:
 
 def trained_sft(config: RunConfig, log: Log) -> tuple[Path, dict[str, Any]]:
     """SFT alone: its folder, the number of updates, and the last one's loss."""
-    from rlkit.training.loop import sft_run  # loads torch
+    from rlkit.training.stages import sft_run  # loads torch
 
     folder = sft_run(config, log=log)
     rows = read_json(folder / "sft_metrics.json")

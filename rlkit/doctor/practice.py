@@ -56,9 +56,9 @@ def practice(look: Look) -> Iterator[Finding]:
 
 
 def _practice(look: Look, place: Path) -> Iterator[Finding]:
-    from rlkit.training.loop import prepare_data, prepare_model
     from rlkit.training.prefix import longest_text
     from rlkit.training.schedule import state_order
+    from rlkit.training.stages import prepare_data, prepare_model
     from rlkit.training.text import encode_prompt
     from rlkit.training.trainer import GRPOTrainer
     from rlkit.training.trial import try_step

@@ -19,11 +19,11 @@ from rlkit.results.chosen import warm_start_of
 from rlkit.results.model_content import adapter_content, is_model_folder, model_content
 from rlkit.run import Run
 from rlkit.training.adapters import REFERENCE, add_adapter, using_adapter
-from rlkit.training.loop import load_model
 from rlkit.training.models import resolve_base_model
 from rlkit.training.policy import ModelPolicy, load_base_model, prompt_counter
 from rlkit.training.precision import Precision, choose_precision
 from rlkit.training.sampling import sample_actions, uniform_numbers
+from rlkit.training.stages import load_model
 from rlkit.training.text import decode, end_ids
 
 Log = Callable[[str], None]

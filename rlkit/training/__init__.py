@@ -10,7 +10,8 @@ logprobs.py                 their log-probabilities, in one pass
 rollout.py, advantages.py, credit.py   a group, and what each of its tokens is credited with
 grpo.py                     the formulas of the losses
 trainer.py, gradients.py, schedule.py, greedy.py   one step, and the optimiser's move
-loop.py, dev.py, interrupts.py, metrics.py, alarms.py, monitor.py   a run, and what it says
+stages.py, loop.py          a run: data and model with its warm start, then step by step ...
+dev.py, interrupts.py, metrics.py, alarms.py, monitor.py   ... and what it says
 ranks.py, launcher.py       its processes, and what their launcher asks for
 checkpointing.py, resume.py                        kept, and taken up again bit for bit
 stored.py, replay.py        stored actions under other losses, with no new sampling

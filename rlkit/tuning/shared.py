@@ -62,7 +62,7 @@ def _made(
 
 
 def _record(config: RunConfig, log: Log) -> None:
-    from rlkit.training.loop import prepare_data
+    from rlkit.training.stages import prepare_data
 
     run = Run.open(config)
     with run.lock():
@@ -70,6 +70,6 @@ def _record(config: RunConfig, log: Log) -> None:
 
 
 def _warm_start(config: RunConfig, log: Log) -> None:
-    from rlkit.training.loop import sft_run
+    from rlkit.training.stages import sft_run
 
     sft_run(config, log=log)

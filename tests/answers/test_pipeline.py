@@ -225,7 +225,7 @@ def test_the_command_ends_with_1_at_the_threshold_and_once_forced_goes_on_by_its
 def test_a_failure_is_named_saved_and_raised_again_and_the_next_run_goes_on(tmp_path, monkeypatch):
     broken = pipeline_in(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("rlkit.training.loop.train_sft", lambda *a, **k: 1 / 0)
+        patch.setattr("rlkit.training.stages.train_sft", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             broken.run()
     kept = read_json(broken.folder / "training_results.json")

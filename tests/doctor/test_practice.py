@@ -16,7 +16,7 @@ from rlkit.doctor.look import Look
 from rlkit.doctor.practice import _aside, practice
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
-from rlkit.training.loop import prepare_data
+from rlkit.training.stages import prepare_data
 from tests.training.conftest import tiny_base, with_lora
 
 PARAMS = Path(__file__).resolve().parents[2] / "params" / "debug.yaml"

@@ -26,8 +26,8 @@ from rlkit.results.players import build_policies
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
 from rlkit.training.checkpointing import write_checkpoint
-from rlkit.training.loop import load_model
 from rlkit.training.precision import Precision
+from rlkit.training.stages import load_model
 from tests.agents.fault_server import Answer, FaultServer
 
 

@@ -18,8 +18,8 @@ from rlkit.results.team_run import compare_teams, identity
 from rlkit.results.teams import load_teams
 from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.run import Run
-from rlkit.training.loop import prepare_data
 from rlkit.training.policy import load_tokenizer
+from rlkit.training.stages import prepare_data
 from rlkit.training.text import token_counter
 from tests.agents.fault_server import Answer, FaultServer
 

@@ -26,8 +26,9 @@ from rlkit.training.checkpointing import (
     write_checkpoint,
 )
 from rlkit.training.gradients import trainable, without_dropout
-from rlkit.training.loop import load_model, train
+from rlkit.training.loop import train
 from rlkit.training.models import byte_tokenizer
+from rlkit.training.stages import load_model
 from tests.training.conftest import tiny_base, tiny_config, tiny_trainer
 
 TENSORS = {"x": torch.ones(2)}

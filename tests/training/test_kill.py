@@ -100,13 +100,13 @@ def serve() -> None:
     """Read {arguments, kills} as JSON from stdin, and write the exit codes as the last line."""
     from rlkit.config import RunConfig
     from rlkit.demo import library
-    from rlkit.training import loop
+    from rlkit.training import stages
 
     given = json.load(sys.stdin)
     built = library.make_demo_library()  # the same for every run; a second of work
     library.make_demo_library = lambda: built
     os.fsync = lambda handle: None  # SIGKILL, unlike a power cut, loses nothing that was written
-    loop.load_model(RunConfig.load("params/debug.yaml"))  # what transformers works out once
+    stages.load_model(RunConfig.load("params/debug.yaml"))  # what transformers works out once
     codes = attempts(given["arguments"], [kill and Kill(**kill) for kill in given["kills"]])
     print(json.dumps(codes))
 

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.vllm_server import ENVIRONMENT, serving
 from rlkit.training.adapters import load_lora_checkpoint, save_lora_checkpoint
-from rlkit.training.loop import load_model
 from rlkit.training.models import resolve_base_model
+from rlkit.training.stages import load_model
 from rlkit.training.trainer import GRPOTrainer
 from tests.training.conftest import LetterTask, tiny_config
 

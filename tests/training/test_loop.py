@@ -13,7 +13,8 @@ from rlkit.errors import ConfigError, ModelError, RunError
 from rlkit.files import read_object
 from rlkit.run import Run
 from rlkit.training.adapters import save_lora_checkpoint
-from rlkit.training.loop import _run_of_main, prepare_model, sft_run, train, warm_start
+from rlkit.training.loop import train
+from rlkit.training.stages import _run_of_main, prepare_model, sft_run, warm_start
 from tests.training.conftest import LetterTask, tiny_base, tiny_config, tiny_trainer, with_lora
 
 

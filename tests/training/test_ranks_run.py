@@ -120,12 +120,12 @@ def serve() -> None:
     """Read attempts as JSON; write the exit code and what was said in each as the last line."""
     from rlkit.config import RunConfig
     from rlkit.demo import library
-    from rlkit.training import loop
+    from rlkit.training import stages
 
     given = json.load(sys.stdin)
     built = library.make_demo_library()  # the same for every run; a second of work
     library.make_demo_library = lambda: built
-    loop.load_model(RunConfig.load("params/debug.yaml"))  # what transformers works out once
+    stages.load_model(RunConfig.load("params/debug.yaml"))  # what transformers works out once
     ended = []
     for attempt in given:
         sys.stdout.flush()

@@ -10,10 +10,11 @@ from rlkit.practice.task import Score, build_search_task
 from rlkit.run import Run
 from rlkit.training.gradients import trainable, without_dropout
 from rlkit.training.logprobs import group_log_probs
-from rlkit.training.loop import load_model, train
+from rlkit.training.loop import train
 from rlkit.training.models import SMOLLM2, SMOLLM2_SHA256, smollm2_file
 from rlkit.training.policy import load_model_with_lora
 from rlkit.training.sampling import sample_actions, uniform_numbers
+from rlkit.training.stages import load_model
 from rlkit.training.text import encode_prompt, token_counter
 from rlkit.training.trainer import GRPOTrainer
 from tests.training.architectures import dense_log_probs
