@@ -223,9 +223,16 @@ def _evaluation(part: Part, split: str, seeds: list[int], after: tuple[str, ...]
         "evaluation.policies": ["raw_question", "untouched", own, "oracle"] if first else [own],
         "evaluation.split": "eval" if split == "test" else split,
     }
+    best = own == "tuned" and part.kind != "ablation"  # of an ablation the newest is judged
     return Part(f"{split}/{part.slug}", ("eval",), part.run, changes,
         (part.name, *(name for name in after if name != part.name)), part.like,
-        test=split == "test")  # fmt: skip
+        test=split == "test", options=_best_of(part.run) if best else ())  # fmt: skip
+
+
+def _best_of(run: str) -> tuple[str, str]:
+    """The best checkpoint by its path: one that was brought here (kept.py) has its adapter alone,
+    and counts as no checkpoint of the run that could go on."""
+    return "--checkpoint", f"{{best:{run}}}"
 
 
 def _untrained(kind: str, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
@@ -250,10 +257,9 @@ def _team(seed: int, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
         "evaluation.split": "eval",
         **plan["teams"],
     }
-    # the checkpoint by its path: one that was brought here (kept.py) has its adapter alone
-    tuned = ("--baseline", "--checkpoint", f"{{best:study-grpo-{seed}}}")
-    return Part(f"teams/{seed}", ("eval", "--teams"), f"study-grpo-{seed}", changes, after,
-        test=True, options=tuned)  # fmt: skip
+    run = f"study-grpo-{seed}"
+    return Part(f"teams/{seed}", ("eval", "--teams"), run, changes, after,
+        test=True, options=("--baseline", *_best_of(run)))  # fmt: skip
 
 
 def _hotpotqa(seed: int, plan: Mapping[str, Any], after: tuple[str, ...]) -> Part:
