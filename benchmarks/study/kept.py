@@ -7,10 +7,10 @@ whoever likes can try the trained adapters without training them.
 Of parts that are done: parameters, lineage, curves, rows, the ledger of the test, and the adapters
 that later parts begin with or play (the best checkpoint of GRPO, SFT's warm start), each once, by
 its hash. Left out are rounds (they are collected anew in seconds), how fast the machine is
-(clock/<seed>), what a stopped training needs,
-and all texts of questions and documents, which are not the project's to hand on: ids and numbers
-stay, and a row's hash in the ledger is that of the row with its texts. Where a curve, a row, an
-adapter or the ledger of another study is in the way, nothing is written.
+(clock/<seed>), what a stopped training needs, and all texts of questions and documents, which are
+not the project's to hand on: ids and numbers stay, and a row's hash in the ledger is that of the
+row with its texts. Where a curve, a row, an adapter or the ledger of another study is in the way,
+nothing is written. One machine at a time: two at once could both open a row of the test.
 """
 
 from __future__ import annotations
@@ -27,20 +27,34 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":  # run as a file: packages are found from the root, not from here
     sys.path[0] = str(ROOT)
 
+import yaml  # noqa: E402
+
 from benchmarks.study.ledger import NAME, sha256  # noqa: E402
-from benchmarks.study.parts import PLAN, QUEUE, ROWS, Part, best_checkpoint, parts  # noqa: E402
+from benchmarks.study.parts import (  # noqa: E402
+    PATHS,
+    PLAN,
+    QUEUE,
+    ROWS,
+    Part,
+    best_checkpoint,
+    parts,
+)
 from benchmarks.study.run import DONE, Queue  # noqa: E402
 from rlkit.errors import RlkitError, RunError  # noqa: E402
 from rlkit.files import read_object, write_bytes  # noqa: E402
+from rlkit.yaml_text import read_yaml  # noqa: E402
 
 KEPT = ROOT / "benchmarks" / "results" / "study"
 RUNS, WEIGHTS = "runs", "weights"
-OF_A_RUN = ("config.yaml", "lineage.json", "status.json", "metrics.jsonl", "splits.json")
+CONFIG = "config.yaml"
+OF_A_RUN = ("lineage.json", "status.json", "metrics.jsonl", "splits.json")
 OF_AN_ADAPTER = ("adapter_config.json", "base.json", "sft_metrics.json")
 ADAPTER = "adapter_model.safetensors"
 RESULTS = ("metrics.jsonl", "sft_metrics.json", ".is", ".gz", ADAPTER, NAME)  # never change
+OF_A_RECORD = ("state", "tries", "seconds", "started", "ended")
 OF_A_MACHINE = ("collect", "hotpotqa-rounds", "clock")  # kinds that run again elsewhere
-STOOD_ON = ("sft", "grpo")  # kinds whose adapters later parts need
+TOGETHER = (("trl/7", "ablation/all-states"),)  # compared by the clock: of one machine
+STOOD_ON = ("sft", "grpo")  # kinds whose adapters later parts need, whatever is done
 TEXTS = ("question", "subgoal", "completion", "text", "title", "answer")
 LISTS = ("missing", "clues", "documents")
 
@@ -49,7 +63,8 @@ def keep(output: Path, data: Path, kept: Path = KEPT, plan: Path = PLAN) -> list
     """Copy what is done in the output; the files. Raises RunError, having written nothing, where
     what is kept is of another study."""
     found = dict(_of_output(output, data, plan))
-    _refuse_another(kept, found)
+    for name, content in found.items():
+        _refuse_another(kept / name, content)
     return [write_bytes(kept / name, content) for name, content in found.items()]
 
 
@@ -60,54 +75,68 @@ def restore(output: Path, data: Path, kept: Path = KEPT) -> list[Path]:
     found = dict(_of_kept(kept, output, data))
     if not found:
         raise RunError(f"{kept} holds nothing that was kept of a study.")
-    _refuse_another(output, found)
+    for name, content in found.items():
+        _refuse_another(output / name, content, shorter=True)
+    ledger = found.get(NAME, b"")
     new = {name: content for name, content in found.items() if not (output / name).exists()}
+    if (output / NAME).exists() and len(ledger) > (output / NAME).stat().st_size:
+        new[NAME] = ledger
     return [write_bytes(output / name, content) for name, content in new.items()]
 
 
-def _refuse_another(folder: Path, found: Mapping[str, bytes]) -> None:
-    """Where a result differs; the ledger may have grown."""
-    for name, content in found.items():
-        path = folder / name
-        before = path.read_bytes() if name.endswith(RESULTS) and path.exists() else content
-        if before != content and not (name == NAME and content.startswith(before)):
-            raise RunError(
-                f"{path} is there and differs: it is another study's, or was changed. Move "
-                f"{folder} away, or give another folder."
-            )
+def _refuse_another(path: Path, content: bytes, shorter: bool = False) -> None:
+    """Where a result is there that differs. A ledger may have grown; `shorter`: or be the one that
+    had not grown yet."""
+    if not path.name.endswith(RESULTS) or not path.exists():
+        return
+    before = path.read_bytes()
+    if path.suffix == ".gz":  # what packs them differs between versions of Python
+        before, content = gzip.decompress(before), gzip.decompress(content)
+    grown = content.startswith(before) or (shorter and before.startswith(content))
+    if before != content and not (path.name == NAME and grown):
+        raise RunError(
+            f"{path} is there and differs: it is another study's, or was changed. Move it away, or "
+            "give another folder."
+        )
 
 
 def _of_output(output: Path, data: Path, plan: Path) -> Iterator[tuple[str, bytes]]:
     """(name, content) of every file to keep."""
     queue = Queue(parts(plan), output, data)
     found = [part for part in queue.parts.values() if part.kind not in OF_A_MACHINE]
-    done = [part for part in found if queue.state(part) == DONE]
-    places = {str(data.absolute()): "{data}", str(output.absolute()): "{output}"}
-    for part in done:
+    done = {part.name: part for part in found if queue.state(part) == DONE}
+    for names in TOGETHER:
+        if not set(names) <= set(done):
+            done = {name: part for name, part in done.items() if name not in names}
+    for part in done.values():
+        later = [one for one in found if part.name in one.after]
+        waited_for = part.kind in STOOD_ON or any(one.name not in done for one in later)
+        if part.kind == "ablation" and waited_for:
+            continue  # its newest checkpoint is what is judged, and only the best would be kept
         row = part.row_path(output)
         if row is not None:
             text = json.dumps(without_texts(read_object(row)), indent=0)
             yield f"{ROWS}/{row.name}.gz", gzip.compress(text.encode(), mtime=0)
         else:
-            yield from _of_run(part, output, places)
-        record = {k: v for k, v in queue.record(part).items() if k != "pid"}
-        text = _replaced(json.dumps(record, indent=1), places)
-        yield f"{QUEUE}/{part.slug}.json", text.encode()
+            yield from _of_run(part, output, data, waited_for)
+        record = {key: queue.record(part).get(key, "") for key in OF_A_RECORD} | {"state": DONE}
+        yield f"{QUEUE}/{part.slug}.json", json.dumps(record, indent=1).encode()
     if (output / NAME).exists():
         yield NAME, (output / NAME).read_bytes()
 
 
-def _of_run(part: Part, output: Path, places: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+def _of_run(part: Part, output: Path, data: Path, weights: bool) -> Iterator[tuple[str, bytes]]:
     run = output / part.run
+    if (run / CONFIG).exists():
+        config = _placed(read_yaml(run / CONFIG), output, data)
+        yield f"{RUNS}/{part.run}/{CONFIG}", yaml.safe_dump(config, sort_keys=False).encode()
     adapters = [run / "sft" / "adapter", run / "reference_adapter", best_checkpoint(run)]
     files = [run / name for name in OF_A_RUN]
     files += [folder / name for folder in adapters for name in OF_AN_ADAPTER]
     for file in files:
         if file.exists():
-            text = _replaced(file.read_text("utf-8"), places)
-            yield f"{RUNS}/{file.relative_to(output)}", text.encode()
-    weights = [f / ADAPTER for f in adapters] if part.kind in STOOD_ON else []
-    for file in weights:
+            yield f"{RUNS}/{file.relative_to(output)}", file.read_bytes()
+    for file in [folder / ADAPTER for folder in adapters] if weights else []:
         if file.exists():
             content = file.read_bytes()
             name = f"{sha256(content)}.safetensors"
@@ -117,13 +146,15 @@ def _of_run(part: Part, output: Path, places: Mapping[str, str]) -> Iterator[tup
 
 def _of_kept(kept: Path, output: Path, data: Path) -> Iterator[tuple[str, bytes]]:
     """(name in the output, content) of every file that is kept."""
-    places = {"{output}": str(output.absolute()), "{data}": str(data.absolute())}
     for file in sorted(path for path in kept.rglob("*") if path.is_file()):
         folder, _, rest = file.relative_to(kept).as_posix().partition("/")
         if folder == RUNS and file.suffix == ".is":
             yield rest.removesuffix(".is"), _weights(kept, file)
+        elif folder == RUNS and file.name == CONFIG:
+            config = _placed(read_yaml(file), output, data, back=True)
+            yield rest, yaml.safe_dump(config, sort_keys=False).encode()
         elif folder == RUNS:
-            yield rest, _replaced(file.read_text("utf-8"), places).encode()
+            yield rest, file.read_bytes()
         elif folder == ROWS:
             yield f"{ROWS}/{rest.removesuffix('.gz')}", gzip.decompress(file.read_bytes())
         elif folder in (QUEUE, NAME):
@@ -138,10 +169,29 @@ def _weights(kept: Path, pointer: Path) -> bytes:
     return content
 
 
-def _replaced(text: str, places: Mapping[str, str]) -> str:
-    for before, after in sorted(places.items(), key=lambda pair: -len(pair[0])):
-        text = text.replace(before, after)  # the longer path first: one may lie in the other
-    return text
+def _placed(config: Mapping[str, Any], output: Path, data: Path, back: bool = False) -> Any:
+    """A run's parameters with {output} and {data} in the place of the two folders, or `back`.
+    Raises RunError where another path of this machine is among them."""
+    changed = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in config.items()
+    }
+    for key in ("output_root", *PATHS):
+        section, _, name = key.rpartition(".")
+        values = changed.get(section, {}) if section else changed
+        value = values.get(name)
+        if isinstance(value, str) and back:
+            values[name] = value.format(output=output.absolute(), data=data.absolute())
+        elif isinstance(value, str) and "/" in value:
+            values[name] = _without_place(key, value, output, data)
+    return changed
+
+
+def _without_place(key: str, value: str, output: Path, data: Path) -> str:
+    path = (ROOT / value).resolve()
+    for name, folder in (("{data}", data.resolve()), ("{output}", output.resolve())):
+        if path.is_relative_to(folder):
+            return f"{name}/{path.relative_to(folder)}".removesuffix("/.")
+    raise RunError(f"{key} is {value}, which lies neither in {output} nor in {data}.")
 
 
 def without_texts(value: Any) -> Any:

@@ -25,6 +25,7 @@ BROKE_OFF = "broke off, nothing measured"
 TESTED = (
     "seeds",
     "grpo",
+    "clock",
     "controls",
     "untouched",
     "teams",

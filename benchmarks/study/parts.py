@@ -29,7 +29,7 @@ UNTOUCHED = "study-untouched"
 ROUNDS, HOTPOTQA_ROUNDS = "study-rounds", "study-hotpotqa-rounds"
 ROWS, QUEUE = "rows", "queue"  # folders of the study's output beside those of its runs
 _BEST = re.compile(r"\{best:([\w.-]+)\}")
-_PATHS = ("data.corpus_path", "data.questions_path", "data.rounds_path", "model.init_adapter",
+PATHS = ("data.corpus_path", "data.questions_path", "data.rounds_path", "model.init_adapter",
     "sft.start_from")  # fmt: skip
 _BUDGETS = ("sft.cpu_minutes", "training.cpu_minutes")
 
@@ -182,7 +182,14 @@ def parts(plan_path: Path = PLAN) -> dict[str, Part]:
     found += [_hotpotqa(seed, plan, chosen) for seed in seeds]
     found.append(_trl(seeds[0], plan))
     found += _ablations(seeds, plan)
-    return {part.name: replace(part, base=base) for part in found}
+    return {part.name: _after_rounds(replace(part, base=base)) for part in found}
+
+
+def _after_rounds(part: Part) -> Part:
+    """What it needs is there only once the rounds are: they may have to be collected again while
+    trainings that learnt from them were brought here (kept.py)."""
+    rounds = [name for name in ("collect",) if part.kind not in (name, "hotpotqa-rounds")]
+    return replace(part, after=(*rounds, *(name for name in part.after if name not in rounds)))
 
 
 def _warm_start(seed: int) -> str:
@@ -298,7 +305,7 @@ def _as_spelt(changes: Mapping[str, str], saved: Path) -> dict[str, str]:
     if not saved.exists():
         return {}
     before, found = read_yaml(saved), {}
-    for key in (*_PATHS, *_BUDGETS):
+    for key in (*PATHS, *_BUDGETS):
         section, _, name = key.partition(".")
         value = (before.get(section) or {}).get(name)
         if key in changes and key in _BUDGETS and value is not None:

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from benchmarks.study.parts import ROWS, metrics
+from benchmarks.study.parts import ROWS, metrics, processor_minutes
 from rlkit.config import RunConfig
 from rlkit.errors import DataError
 from rlkit.files import read_json
 from rlkit.practice.reward import COUNT_KEYS, RewardCalculator
 from rlkit.results.evaluation import METRICS, Evaluation, load_evaluation
 from rlkit.results.report_habits import habits
+from rlkit.yaml_text import read_yaml
 
 Values = dict[str, float]  # by question
 
@@ -145,7 +146,8 @@ def averaged(by_seed: Mapping[int, Values]) -> Values:
 
 class Point(NamedTuple):
     """Dev discovery (greedy) after so many steps or updates, and the minutes spent in them: on the
-    processor and on the clock, evaluations apart."""
+    processor and on the clock, evaluations apart. Of a control they are minutes of the machine on
+    which its seed's GRPO was trained."""
 
     step: int
     processor: float
@@ -157,14 +159,24 @@ def curve(run: Path) -> list[Point]:
     """Of a GRPO run (or TRL's), from its metrics; of SFT, from the curve beside its adapter."""
     path = run / "sft" / "adapter" / "sft_metrics.json"
     rows = metrics(run) or (read_json(path) if path.exists() else [])
-    points, processor, clock = [], 0.0, 0.0
+    points, processor, clock, minute = [], 0.0, 0.0, 60 * pace(run)
     for row in rows:
-        processor += (row.get("cpu_time") or row.get("cpu_seconds") or 0.0) / 60
-        clock += (row.get("step_time") or row.get("seconds") or 0.0) / 60
+        processor += (row.get("cpu_time") or row.get("cpu_seconds") or 0.0) / minute
+        clock += (row.get("step_time") or row.get("seconds") or 0.0) / minute
         if row.get("eval/discovery_rate") is not None:
             step = row.get("step", row.get("update"))
             points.append(Point(int(step), processor, clock, row["eval/discovery_rate"]))
     return points
+
+
+def pace(run: Path) -> float:
+    """How many times as long GRPO's steps take on the machine of a control as on that of its seed's
+    GRPO: its budget by GRPO's minutes. 1 of a run without a budget."""
+    path = run / "config.yaml"
+    config = read_yaml(path) if path.exists() else {}
+    budget = [(config.get(section) or {}).get("cpu_minutes") for section in ("sft", "training")]
+    minutes = processor_minutes(run.parent / f"study-grpo-{config.get('seed')}")
+    return next((b / minutes for b in budget if b and minutes), 1.0)
 
 
 def first_reaching(points: Sequence[Point], discovery: float) -> Point | None:

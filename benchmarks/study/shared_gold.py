@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.study.parts import ROUNDS
+from rlkit.errors import RunError
 from rlkit.files import read_object
 
 SPLITS = "splits.json"
@@ -23,5 +24,10 @@ def shared_with_training(output: Path, run: str) -> frozenset[str]:
         for file in (output / ROUNDS / "rounds").glob("*/run_*/meta.json")
         if (meta := read_object(file))
     }
-    known = frozenset().union(*(gold[question] for question in trained if question in gold))
+    if not trained <= set(gold):
+        raise RunError(
+            f"{output / ROUNDS} lacks rounds of questions that {run} was trained on; collect them "
+            "(run.py --only collect)."
+        )
+    known = frozenset().union(*(gold[question] for question in trained))
     return frozenset(q for q, documents in gold.items() if q not in trained and documents & known)

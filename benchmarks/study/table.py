@@ -27,13 +27,13 @@ from benchmarks.publish import publish  # noqa: E402
 from benchmarks.study.figures import draw  # noqa: E402
 from benchmarks.study.ledger import Ledger  # noqa: E402
 from benchmarks.study.markdown import markdown  # noqa: E402
-from benchmarks.study.parts import PLAN, Part, metrics, parts  # noqa: E402
+from benchmarks.study.parts import PLAN, ROWS, Part, metrics, parts  # noqa: E402
 from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_question, curve  # noqa: E402
 from benchmarks.study.run import FAILED, Queue  # noqa: E402
 from benchmarks.study.shared_gold import shared_with_training  # noqa: E402
 from benchmarks.study.targets import Target, further_targets, trl_against_ours  # noqa: E402
 from rlkit.config import RunConfig  # noqa: E402
-from rlkit.files import write_text  # noqa: E402
+from rlkit.files import read_object, write_text  # noqa: E402
 from rlkit.results.statistics import (  # noqa: E402
     COUNT,
     FREE,
@@ -97,6 +97,7 @@ def study(output: Path, plan_path: Path = PLAN) -> dict[str, Any]:
         "seeds": plan["seeds"],
         "machine": machine(),
         "versions": versions(),
+        "trained on": trainings(output, found.values()),
         "states": _sizes(rows),
         "policies": {s: policies(rows, s) for s in ("test", "dev")},
         "differences": [row for row in differences if row],
@@ -182,6 +183,25 @@ def difference(
 def _judged(rows: Rows, target: Target, metric: str, greedy: bool = False) -> dict[str, Any]:
     found = difference(rows, "test", target.pair, metric, greedy)
     return target.judged(found, len(rows.seeds))
+
+
+def trainings(output: Path, found: Iterable[Part]) -> dict[str, Any]:
+    """By training: commit, processor and instructions (lineage.json), which may be another machine
+    than that of the table, and the precision in which its rows were evaluated."""
+    table = {}
+    for part in found:
+        path = output / part.run / "lineage.json"
+        if part.kind in ("sft", "grpo", "trl", "ablation", *CONTROLS) and path.exists():
+            lineage = read_object(path)
+            of, git = lineage.get("arithmetic") or {}, lineage.get("git") or {}
+            table[part.name] = {"commit": git.get("commit")} | {
+                name: of.get(name) for name in ("processor", "instructions", "device")
+            }
+            for split in ("dev", "test"):
+                row = output / ROWS / f"{split}-{part.slug}.json"
+                if row.exists():
+                    table[part.name][split] = read_object(row).get("precisions")
+    return table
 
 
 def controls(output: Path, found: Iterable[Part]) -> dict[str, Any]:

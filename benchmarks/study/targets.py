@@ -119,8 +119,7 @@ def trl_against_ours(output: Path, seed: int) -> dict[str, Any]:
     """Time of an update (medians), and time until the highest dev discovery that TRL reached."""
     name = "TRL: the same discovery in at most a third of the time"
     theirs = output / f"study-trl-{seed}"
-    same = output / "study-ablation-all-states"  # visits the states that TRL visits
-    ours = same if curve(same) else output / f"study-grpo-{seed}"
+    ours = output / "study-ablation-all-states"  # visits the states that TRL visits
     points, reached = curve(theirs), curve(ours)
     row: dict[str, Any] = {"target": name, "wanted": f"at most {THIRD:.2f} of TRL's time"}
     if len(points) < 2 or not reached:

@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.study.kept import keep, restore, without_texts
 from benchmarks.study.ledger import NAME, sha256
 from benchmarks.study.parts import best_checkpoint, parts
 from benchmarks.study.run import DONE, Queue
 from rlkit.errors import RunError
+from rlkit.yaml_text import read_yaml
 
 ROW = {
     "schema": 1, "rows": [{"completion": "a secret", "reward": 1.5, "clues": ["x"], "n_clues": 1}],
@@ -44,7 +46,7 @@ def output(tmp_path) -> Path:
     write(grpo / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in curve))
     write(grpo / "status.json", json.dumps({"state": "finished"}))
     rounds = {"rounds_path": f"{place}/study-rounds/rounds"}
-    write(grpo / "config.yaml", json.dumps({"data": rounds, "output_root": str(place)}))
+    write(grpo / "config.yaml", yaml.safe_dump({"output_root": str(place), "data": rounds}))
     for name in ("dev-sft-7", "test-sft-7"):
         write(place / "rows" / f"{name}.json", json.dumps(ROW))
     write(place / NAME, '{"row": "test/sft-7"}\n')
@@ -82,8 +84,16 @@ def test_paths_are_those_of_the_place(output, tmp_path):
     kept = "".join(p.read_text() for p in (tmp_path / "kept").rglob("*.*") if p.suffix != ".gz")
     assert str(tmp_path) not in kept
     restore(tmp_path / "there", tmp_path / "data", tmp_path / "kept")
-    config = json.loads((tmp_path / "there" / "study-grpo-7" / "config.yaml").read_text())
+    config = read_yaml(tmp_path / "there" / "study-grpo-7" / "config.yaml")
     assert config["data"]["rounds_path"] == f"{tmp_path}/there/study-rounds/rounds"
+    assert config["output_root"] == f"{tmp_path}/there"
+
+
+def test_a_path_of_the_machine_that_is_neither_output_nor_data_is_refused(output, tmp_path):
+    config = output / "study-grpo-7" / "config.yaml"
+    write(config, yaml.safe_dump({"model": {"init_adapter": "/elsewhere/adapter"}}))
+    with pytest.raises(RunError, match="model.init_adapter is /elsewhere/adapter, which lies"):
+        keep(output, tmp_path / "data", tmp_path / "kept")
 
 
 def test_no_text_of_a_question_a_document_or_a_model_is_kept(output, tmp_path):
@@ -110,6 +120,50 @@ def test_keeping_again_adds_what_came_and_another_study_is_refused(output, tmp_p
         keep(output, tmp_path / "data", kept)
     with pytest.raises(RunError, match="metrics.jsonl is there and differs"):
         restore(output, tmp_path / "data", kept)
+
+
+def test_an_older_output_takes_the_ledger_that_has_grown(output, tmp_path):
+    kept, there = tmp_path / "kept", tmp_path / "there"
+    keep(output, tmp_path / "data", kept)
+    restore(there, tmp_path / "data", kept)
+    longer = (output / NAME).read_text() + '{"row": "test/grpo-7"}\n'
+    write(output / NAME, longer)
+    keep(output, tmp_path / "data", kept)
+    restore(there, tmp_path / "data", kept)
+    assert (there / NAME).read_text() == longer
+    write(there / NAME, longer + '{"row": "test/grpo-8"}\n')
+    restore(there, tmp_path / "data", kept)  # which has opened one more meanwhile
+    assert (there / NAME).read_text().count("\n") == 3
+    with pytest.raises(RunError, match="there and differs"):  # what is kept is ahead of this one
+        keep(there, tmp_path / "data", kept)
+        keep(output, tmp_path / "data", kept)
+
+
+def test_a_row_that_another_python_packed_is_the_same_row(output, tmp_path):
+    keep(output, tmp_path / "data", tmp_path / "kept")
+    row = tmp_path / "kept" / "rows" / "dev-sft-7.json.gz"
+    row.write_bytes(gzip.compress(gzip.decompress(row.read_bytes()), 1, mtime=5))
+    keep(output, tmp_path / "data", tmp_path / "kept")
+
+
+def test_an_adapter_whose_row_is_still_to_come_is_kept_too(output, tmp_path):
+    run = output / "study-sft-continued-7"
+    adapter(run / "sft" / "adapter", b"longer")
+    weights = tmp_path / "kept" / "weights" / f"{sha256(b'longer')}.safetensors"
+    keep(output, tmp_path / "data", tmp_path / "kept")
+    assert weights.exists()
+    for row in ("dev", "test"):
+        write(output / "rows" / f"{row}-sft-continued-7.json", json.dumps(ROW))
+    keep(output, tmp_path / "data", tmp_path / "new")
+    assert not (tmp_path / "new" / "weights" / weights.name).exists()
+
+
+def test_where_rounds_are_to_be_collected_again_all_that_needs_them_waits(output, tmp_path):
+    keep(output, tmp_path / "data", tmp_path / "kept")
+    restore(tmp_path / "there", tmp_path / "data", tmp_path / "kept")
+    queue = Queue(parts(), tmp_path / "there", Path())
+    ready = [name for name, part in queue.parts.items() if queue.state(part) == "ready"]
+    assert ready == ["collect", "hotpotqa-rounds"]
 
 
 def test_restoring_leaves_what_is_there_and_says_where_weights_are_damaged(output, tmp_path):

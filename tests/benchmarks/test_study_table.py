@@ -184,13 +184,15 @@ def steps(run: Path, values: dict[int, float], minutes: float) -> None:
 
 def test_the_same_discovery_in_a_share_of_trls_time(tmp_path):
     steps(tmp_path / "study-trl-7", {0: 0.3, 10: 0.35, 20: 0.4, 30: 0.38}, minutes=6)
-    steps(tmp_path / "study-grpo-7", {0: 0.3, 10: 0.41, 20: 0.5}, minutes=1)
+    ours = tmp_path / "study-ablation-all-states"  # visits TRL's states
+    steps(ours, {0: 0.3, 10: 0.41, 20: 0.5}, minutes=1)
     found = trl_against_ours(tmp_path, 7)
     assert found["figures"]["ratio"] == pytest.approx({"processor": 10 / 120, "clock": 10 / 120})
     assert found["targets"][0]["met"]
     assert found["figures"]["seconds an update"]["study-trl-7"]["clock"] == 540.0
-    steps(tmp_path / "study-ablation-all-states", {0: 0.3, 10: 0.39}, minutes=1)
-    found = trl_against_ours(tmp_path, 7)  # visits TRL's states, and so takes the place
+    shutil.rmtree(ours)
+    steps(ours, {0: 0.3, 10: 0.39}, minutes=1)
+    found = trl_against_ours(tmp_path, 7)
     assert found["targets"][0]["said"] == (
         "missed: TRL's best is 0.400, ours reached 0.390 (study-ablation-all-states; one seed, 3 "
         "and 1 points a curve)"
@@ -199,7 +201,7 @@ def test_the_same_discovery_in_a_share_of_trls_time(tmp_path):
 
 def test_where_trl_did_not_rise_there_is_nothing_to_compare(tmp_path):
     steps(tmp_path / "study-trl-7", {0: 0.3, 10: 0.3}, minutes=6)
-    steps(tmp_path / "study-grpo-7", {0: 0.3, 10: 0.4}, minutes=1)
+    steps(tmp_path / "study-ablation-all-states", {0: 0.3, 10: 0.4}, minutes=1)
     (target,) = trl_against_ours(tmp_path, 7)["targets"]
     assert target["met"] is None and target["said"].startswith("nothing to compare")
 
@@ -212,6 +214,14 @@ def test_a_curve_adds_up_the_time_of_sfts_updates(tmp_path):
     (folder / "sft_metrics.json").write_text(json.dumps(rows))
     assert curve(tmp_path) == [(2, 2.0, 1.0, 0.4)]
     assert first_reaching(curve(tmp_path), 0.5) is None
+
+
+def test_a_controls_minutes_are_those_of_its_grpos_machine(tmp_path):
+    steps(tmp_path / "study-grpo-7", {0: 0.3, 10: 0.4}, minutes=1)  # ten minutes
+    control = tmp_path / "study-rejection-7"
+    steps(control, {0: 0.3, 10: 0.35}, minutes=2)
+    (control / "config.yaml").write_text("seed: 7\ntraining: {cpu_minutes: 20.0}\n")
+    assert [(p.step, p.processor) for p in curve(control)] == [(0, 0.0), (10, 10.0)]
 
 
 def test_two_plots_are_written_of_what_there_is(output):
