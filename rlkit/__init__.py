@@ -26,9 +26,13 @@ The public names are loaded when they are first used; `import rlkit` loads no to
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 __version__ = "0.1.0"
+
+# on a CPU with bfloat16 it asks for a package of kernels while it is loaded; nothing here needs it
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 _HOME = {
     "RunConfig": "rlkit.config",

@@ -24,6 +24,7 @@ from rlkit.deploy.confidence import confidence
 from rlkit.deploy.loading import Base
 from rlkit.deploy.probe import Prompt, encode
 from rlkit.errors import ModelError
+from rlkit.training.four_bit import mend_four_bit
 from rlkit.training.models import resolve_base_model
 from rlkit.training.policy import load_tokenizer
 from rlkit.training.precision import Precision, choose_precision
@@ -55,6 +56,8 @@ def load_merged(
         options["quantization_config"] = _quantisation(base, bits, precision)
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
     model = base.load(precision.dtype, **options).requires_grad_(False)
+    if bits == 4:
+        mend_four_bit(model)
     log(
         f"{folder}: {f'{bits} bits' if bits else 'not quantised'}, the rest in "
         f"{str(precision.dtype).removeprefix('torch.')}, {model.get_memory_footprint() / 2**20:.0f}"

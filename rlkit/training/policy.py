@@ -25,6 +25,7 @@ from rlkit.training.adapters import (
     using_adapter,
 )
 from rlkit.training.fingerprint import base_record, check_base
+from rlkit.training.four_bit import mend_four_bit
 from rlkit.training.logprobs import check_sharing
 from rlkit.training.mlp import keep_less
 from rlkit.training.models import resolve_base_model
@@ -167,7 +168,7 @@ def load_base_model(
         raise ModelError(f"the model {str(base_path)!r} cannot be loaded: {first[:300]}") from error
     tokenizer = load_tokenizer(base_path, trust_remote_code=trust_remote_code)
     if precision.four_bit:
-        _keep_autograd_in_4bit(model)
+        mend_four_bit(model)
     elif strategy is None or not strategy.divides_base:
         model.to(precision.device)
     keep_less(model)
@@ -278,13 +279,3 @@ class ModelPolicy:
     def prompt_ids(self, state: Any) -> list[int]:
         """The token ids of a state's prompt, ready for the model to answer."""
         return encode_prompt(self.tokenizer, self.prompt(state), self.enable_thinking)
-
-
-def _keep_autograd_in_4bit(model: nn.Module) -> None:
-    """On CPUs with avx512_bf16 the first evaluation repacks the weights for a kernel without
-    gradients; this switches that off."""
-    from bitsandbytes.nn import Linear4bit
-
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            module.support_avx512bf16_for_cpu = False

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -16,16 +15,13 @@ from transformers import AutoModelForCausalLM
 from rlkit.deploy.inference import load_merged, write
 from rlkit.deploy.probe import PROMPTS, compare, encode, last_logits
 from rlkit.errors import ModelError
+from rlkit.training.four_bit import dequantised
 from rlkit.training.text import encode_prompt
+from tests.training.conftest import NF4
 
 KINDS = {8: Linear8bitLt, 4: Linear4bit}
 LEAST = {8: 0.85, 4: 0.6}  # share of equal next tokens, of SmolLM2; measured .92 and .67
 MOST = {8: 0.1, 4: 1.0}  # nats a token from the unquantised model; measured .04 and .60
-# The 16 values of nf4 (QLoRA, arXiv 2305.14314, appendix E).
-NF4 = [
-    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
-    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
-]  # fmt: skip
 
 
 def quiet(line: str) -> None:
@@ -51,7 +47,7 @@ def stored(layer: nn.Module) -> Tensor:
     """The matrix that a quantised layer stands for."""
     if isinstance(layer, Linear8bitLt):
         return layer.weight.CB.float() * layer.weight.SCB[:, None] / 127
-    return dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    return dequantised(layer).float()
 
 
 @pytest.mark.parametrize(("bits", "rounded"), [(8, in_int8), (4, in_nf4)])
@@ -59,7 +55,7 @@ def test_all_matrices_of_the_layers_are_rounded_and_the_head_is_not(
     base: Path, bits: int, rounded: Callable[[Tensor], Tensor]
 ) -> None:
     exact = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model, _ = load_merged(base, bits, log=quiet)
+    model, _ = load_merged(base, bits, dtype="float32", log=quiet)
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     inner = [name for name, layer in linear.items() if isinstance(layer, KINDS[bits])]
     assert len(inner) == 2 * 7 and [*linear.keys() - set(inner)] == ["lm_head"]
@@ -76,7 +72,7 @@ def test_quantised_logits_are_those_of_the_rounded_matrices(
     base: Path, bits: int, capfd: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Near them in 8 bits, whose activations are rounded, too; and nothing is said of it."""
-    model, tokenizer = load_merged(base, bits, log=quiet)
+    model, tokenizer = load_merged(base, bits, dtype="float32", log=quiet)
     rounded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     for name, layer in model.named_modules():
         if isinstance(layer, KINDS[bits]):

@@ -17,6 +17,12 @@ from rlkit.training.models import byte_tokenizer, debug_config
 from rlkit.training.ranks import Ranks
 from rlkit.training.trainer import GRPOTrainer
 
+# The 16 values of nf4 (QLoRA, arXiv 2305.14314, appendix E).
+NF4 = [
+    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class LetterState:

@@ -38,6 +38,7 @@ def test_two_grpo_steps_of_smollm2_on_the_demo(tmp_path):
         [
             f"output_root={tmp_path}",
             "model.init_adapter=null",
+            "model.dtype=float32",
             "data.max_questions=12",
             "grpo.group_size=4",
             "grpo.max_new_tokens=16",
