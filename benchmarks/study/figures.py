@@ -18,6 +18,7 @@ RUNS = {  # what is drawn against time: folder, title, colour
     "study-rejection-{}": ("rejection sampling", GREEN),
     "study-trl-{}": ("TRL's GRPO", PINK),
 }
+LINES = ("-", "--", ":", "-.")  # a seed each
 COLOURS = {"grpo": BLUE, "sft_continued": ORANGE, "rejection": GREEN}
 
 
@@ -39,7 +40,7 @@ def draw(output: Path, result: Mapping[str, Any], folder: Path) -> list[Path]:
 def quality_time(output: Path, seeds: Sequence[int]) -> Figure | None:
     """Greedy dev discovery against the processor time of the training; one line a seed."""
     curves = [
-        (title, colour, points)
+        (title, colour, seed, points)
         for run, (title, colour) in RUNS.items()
         for seed in seeds
         if len(points := _from_warm_start(output, run, seed)) > 1
@@ -47,17 +48,17 @@ def quality_time(output: Path, seeds: Sequence[int]) -> Figure | None:
     if not curves:
         return None
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for number, (title, colour, points) in enumerate(curves):
-        first = title not in [c[0] for c in curves[:number]]
+    for title, colour, seed, points in curves:
         axes.plot(
             [p.processor for p in points], [p.discovery for p in points], color=colour,
-            marker=".", linewidth=1.4, alpha=0.85, label=title if first else None,
+            marker=".", linewidth=1.4, alpha=0.85, label=f"{title}, seed {seed}",
+            linestyle=LINES[list(seeds).index(seed) % len(LINES)],
         )  # fmt: skip
     axes.set_xlabel("training, minutes of processor time (evaluations apart)")
     axes.set_ylabel("discovery rate on dev, greedy\n(mean over states)")
-    axes.set_title("What the time buys, from the same warm start; a line a seed", fontsize=11)
+    axes.set_title("What the time buys, each seed from its own warm start (dev)", fontsize=11)
     _finish(axes)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -70,11 +71,12 @@ def _from_warm_start(output: Path, run: str, seed: int) -> list[Point]:
 
 
 def discovery_by_policy(policies: Mapping[str, Any]) -> Figure | None:
-    """Discovery on test, mean of the samples, with 95 % intervals by question; dots are seeds."""
+    """Discovery on test, mean of the samples, with 95 % intervals by question; dots are seeds, a
+    hollow diamond is the greedy value of a policy that is sampled from."""
     shown = [(name, policies[name]) for name in POLICIES if name in policies]
     if not shown:
         return None
-    figure, axes = plt.subplots(figsize=(7, 0.9 + 0.45 * len(shown)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 0.9 + 0.45 * len(shown)), layout="constrained")
     for place, (name, row) in enumerate(reversed(shown)):
         found, colour = row["discovery_rate"], COLOURS.get(name, GREY)
         mean, low, high = (found[k] for k in ("mean", "low", "high"))
@@ -83,14 +85,18 @@ def discovery_by_policy(policies: Mapping[str, Any]) -> Figure | None:
             axes.plot([low, high], [place, place], color=INK, linewidth=1.3)
         seeds = list(found.get("seeds", {}).values())
         axes.plot(seeds, [place - 0.2] * len(seeds), ".", color=INK, markersize=4)
-        axes.text(max(mean, high or mean) + 0.012, place, f"{mean:.2f}", va="center", fontsize=9)
+        greedy = (row.get("discovery_rate (greedy)") or found)["mean"]
+        if abs(greedy - mean) > 1e-9:
+            axes.plot(greedy, place, "D", color=INK, markersize=5, fillstyle="none")
+        end = max(mean, high or mean)
+        if end - 0.02 < greedy < end + 0.1:  # where the number would stand
+            end = max(end, greedy)
+        axes.text(end + 0.016, place, f"{mean:.2f}", va="center", fontsize=9)
     axes.set_yticks(range(len(shown)), [row["title"] for _, row in reversed(shown)])
     axes.set_xlim(0, 1.08)
-    axes.set_title("Lines: 95 % intervals by question; dots: seeds", fontsize=10)
-    axes.set_xlabel(
-        f"discovery rate on test, n = {max(row['discovery_rate']['n'] for _, row in shown)} "
-        "questions"
-    )
+    axes.set_title("line: 95 % interval by question; dots: seeds; diamond: greedy", fontsize=10)
+    count = max(row["discovery_rate"]["n"] for _, row in shown)
+    axes.set_xlabel(f"discovery on test, mean of a state's samples, n = {count} questions")
     _finish(axes)
     return figure
 

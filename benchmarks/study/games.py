@@ -27,9 +27,9 @@ class Team(NamedTuple):
 
 TEAMS = {
     "raw_question": Team("raw question, down its ranking", "teams-untouched", "raw_question"),
-    "scripted": Team("the script that wrote the rounds", "teams-untouched", "scripted"),
+    "scripted": Team("rule-based script (made the rounds)", "teams-untouched", "scripted"),
     "untouched": Team("untouched", "teams-{}", "untouched"),
-    "untouched_plain": Team("untouched, lines without tags read", "teams-untouched", "untouched"),
+    "untouched_plain": Team("untouched, untagged lines count", "teams-untouched", "untouched"),
     "warm_start": Team("warm start", "teams-{}", "warm_start"),
     "tuned": Team("warm start + GRPO", "teams-{}", "tuned"),
 }

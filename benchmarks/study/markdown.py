@@ -28,6 +28,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         blocks.append(f"Beside the discovery (sampled, {split}):\n\n{_honest(policies)}")
     if result["without shared gold"].get(split):
         blocks.append(_without_shared_gold(result["without shared gold"], split))
+    if result["test by round"]:
+        blocks.append("Test, by the round of the state:\n\n" + _by_round(result["test by round"]))
     if result["controls"]:
         blocks.append("What the trainings had:\n\n" + _controls(result["controls"]))
     if result["teams"]["policies"]:
@@ -92,6 +94,23 @@ def _without_shared_gold(found: Mapping[str, Any], split: str) -> str:
         f"of {split}, GRPO minus warm start is {_difference(found[split])} "
         f"(n = {found[split]['n']})."
     )
+
+
+def _by_round(found: Mapping[str, Any]) -> str:
+    rows = []
+    for number, part in found.items():
+        sizes = f"{number}: {part['states']} states, {part['questions']} questions"
+        for name, row in part["policies"].items():
+            greedy = row.get("discovery_rate (greedy)")
+            cells = (_interval(row["discovery_rate"]), _mean(greedy, 3))
+            rows.append((sizes, PAIR_NAMES[name], *cells))
+        by_how = {(row["baseline"], row["how"]): row for row in part["differences"]}
+        for (baseline, how), row in by_how.items():
+            if how == "sampled":
+                other = by_how.get((baseline, "greedy"))
+                what = f"{PAIR_NAMES[row['policy']]} minus {PAIR_NAMES[baseline]}"
+                rows.append((sizes, what, _difference(row), _difference(other) if other else ""))
+    return _table(("round", "policy", "discovery, sampled", "greedy"), rows)
 
 
 def _controls(found: Mapping[str, Any]) -> str:

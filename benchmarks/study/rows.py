@@ -39,9 +39,9 @@ class Row(NamedTuple):
 
 POLICIES = {
     "raw_question": Row("raw question, down its ranking", "sft-{}", "raw_question", False),
-    "scripted": Row("the script that wrote the rounds", "untouched", "scripted", False),
+    "scripted": Row("rule-based script (made the rounds)", "untouched", "scripted", False),
     "untouched": Row("untouched", "sft-{}", "untouched", False),
-    "untouched_plain": Row("untouched, lines without tags read", "untouched", "untouched", False),
+    "untouched_plain": Row("untouched, untagged lines count", "untouched", "untouched", False),
     "warm_start": Row("warm start", "sft-{}", "warm_start"),
     "grpo": Row("warm start + GRPO", "grpo-{}", "tuned"),
     "sft_continued": Row("SFT continued (GRPO's time)", "sft-continued-{}", "warm_start"),
@@ -61,10 +61,13 @@ MEASURES = {
 
 
 class Rows:
-    """The evaluations kept in `rows/` of a study's output. `search` is the params section."""
+    """The evaluations kept in `rows/` of a study's output. `search` is the params section;
+    `only_round` leaves out the states of other rounds."""
 
-    def __init__(self, output: Path, seeds: Sequence[int], search: Any) -> None:
-        self.output, self.seeds = output, list(seeds)
+    def __init__(
+        self, output: Path, seeds: Sequence[int], search: Any, only_round: int | None = None
+    ) -> None:
+        self.output, self.seeds, self.only_round = output, list(seeds), only_round
         config = RunConfig.from_sections(search=search.model_dump())
         self.defaults = RewardCalculator(config.reward, search.max_clues, search.top_k)
         self._states: dict[str, list[str]] = {}
@@ -91,7 +94,11 @@ class Rows:
             return None
         sampled = evaluation.samples[evaluation.samples["policy"] == policy]
         frame = evaluation.frame[evaluation.frame["policy"] == policy]
-        return measured(frame if greedy or sampled.empty else sampled, self.defaults)
+        kept = frame if greedy or sampled.empty else sampled
+        if self.only_round is not None:
+            there = {s["state_id"] for s in evaluation.states if s["round"] == self.only_round}
+            kept = kept[kept["state_id"].isin(there)]
+        return measured(kept, self.defaults)
 
     def values(self, split: str, row: str, seed: int, metric: str, greedy: bool = False) -> Values:
         """A policy's values by question; {} where it was not evaluated, or not measured so."""

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.study import figures, gaming
 from benchmarks.study.markdown import markdown
 from benchmarks.study.rows import Rows, by_question, curve, first_reaching, measured
-from benchmarks.study.table import difference, policies, study, text
+from benchmarks.study.table import by_round, difference, policies, study, text
 from benchmarks.study.targets import Target, trl_against_ours
 from rlkit.config import RunConfig
 from rlkit.errors import DataError
@@ -50,8 +50,8 @@ def write(
                 {"policy": policy, "sample": i, **action(state, one)} for i, one in enumerate(drawn)
             ]
     kept = [
-        {"state_id": s, "question_id": q, "question": q, "subgoal": "", "round": 2, "hops": 2,
-         "n_seen": 4, "n_missing": 1, "missing": ["d"]}
+        {"state_id": s, "question_id": q, "question": q, "subgoal": "",
+         "round": int(s[-1]) + 1, "hops": 2, "n_seen": 4, "n_missing": 1, "missing": ["d"]}
         for s, q in states.items()
     ]  # fmt: skip
     Evaluation.of(rows, kept, {"split": "eval", "left_out": 3}, samples).save(
@@ -113,6 +113,21 @@ def test_a_policys_row_averages_the_seeds_and_shows_each(output):
     assert row["discovery_rate"]["seeds"] == pytest.approx({"7": 0.5, "8": 0.5, "9": 0.75})
     assert row["discovery_rate (greedy)"]["mean"] == pytest.approx(1 / 3)
     assert row["documents_read"]["mean"] == 2.0
+
+
+def test_each_round_is_told_apart_with_its_own_states(output):
+    found = by_round(Rows(output, SEEDS, SEARCH), SEARCH)
+    assert {n: (of["states"], of["questions"]) for n, of in found.items()} == {
+        "2": (3, 3),
+        "3": (1, 1),
+    }
+    second, third = found["2"], found["3"]
+    # q1 1 (its state of round 3, where nothing is found, stands apart), q2 1, q3 .75 / 3
+    assert second["policies"]["grpo"]["discovery_rate"]["mean"] == pytest.approx(2.25 / 3)
+    assert third["policies"]["grpo"]["discovery_rate"]["mean"] == 0.0
+    over_warm_start = second["differences"][0]
+    assert (over_warm_start["baseline"], over_warm_start["how"]) == ("warm_start", "sampled")
+    assert over_warm_start["mean"] == pytest.approx((2.25 - 0.5) / 3)
 
 
 def test_rows_of_other_states_do_not_stand_side_by_side(output):
