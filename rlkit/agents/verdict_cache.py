@@ -174,27 +174,34 @@ class VerdictCache:
     def _database(self) -> sqlite3.Connection:
         """This process's own connection: one that was inherited by a fork must not be used."""
         if self._open is None or self._open[0] != os.getpid():
-            self.read_only = not self._can_be_written()
+            self.read_only = not self._can_be_locked()
+            if not self.read_only:
+                with self._alone():
+                    self.read_only = not self._can_be_written()
+                    if not self.read_only:
+                        self._open = (os.getpid(), opened(self.path))
             if self.read_only:
                 self._open = (os.getpid(), checked(reading(self.path), self.path))
-            else:
-                with self._alone():
-                    self._open = (os.getpid(), opened(self.path))
         return self._open[1]
 
-    def _can_be_written(self) -> bool:
-        """Whether the file and what belongs to it can be written, or made; raises OSError where
-        there is no file that could be read instead."""
-        parts = [Path(f"{self.path}{end}") for end in ("", "-wal", "-shm", ".lock")]
+    def _can_be_locked(self) -> bool:
+        """Whether the lock beside the file can be opened for writing, or made; raises OSError
+        where there is no file that could be read instead."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(parts[-1], os.O_RDWR | os.O_CREAT, 0o666))  # as filelock will
+            os.close(os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o666))  # as filelock
         except OSError as error:
             if error.errno in _REFUSED and self.path.is_file():
                 return False
             raise
-        there = [self.path.parent, *(part for part in parts if part.exists())]
-        return all(os.access(part, os.W_OK) for part in there)
+        return True
+
+    def _can_be_written(self) -> bool:
+        """Whether the file and what belongs to it can be written, or made. To be asked under the
+        lock: then a part can only vanish meanwhile, as -wal and -shm do when somebody else's last
+        connection is closed, and what is gone is not refused."""
+        parts = [self.path.parent, *(Path(f"{self.path}{end}") for end in ("", "-wal", "-shm"))]
+        return all(os.access(part, os.W_OK) or not part.exists() for part in parts)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         """Rename a damaged file, with what belongs to it, unless another process did so first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -188,9 +189,10 @@ def test_retry_after_is_kept_to(client, form):
 @pytest.mark.parametrize("wait", ["121", "86400.5", "9" * 400, formatdate(4e9, usegmt=True)])
 def test_a_retry_after_beyond_the_cap_is_an_error_at_once(client, status, wait):
     with FaultServer([Answer(status=status, headers={"Retry-After": wait})]) as server:
+        chat = client(server.url, patience=60.0)
         began = time.monotonic()
-        text = said(client(server.url, patience=60.0).chat, HELLO)
-        assert time.monotonic() - began < 2.0
+        text = said(chat.chat, HELLO)
+        assert time.monotonic() - began < 30.0  # the shortest of these waits is 121 s
     assert "asks to wait" in text and "120 s" in text
     if wait == "121":
         assert "asks to wait 121 s" in text
@@ -206,6 +208,13 @@ def test_drips_do_not_outlast_the_timeout(client):
         assert "no answer within 0.1 s" in text
 
 
+def wait_until(true, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not so within {seconds} s"
+        time.sleep(0.02)
+
+
 def test_a_server_that_is_killed_is_waited_for_and_nothing_is_lost(client):
     with FaultServer(lambda body, n: Answer(body["messages"][0]["content"], delay=0.05)) as server:
         chat = client(server.url, patience=30.0, concurrency=4, max_retries=1)
@@ -213,13 +222,13 @@ def test_a_server_that_is_killed_is_waited_for_and_nothing_is_lost(client):
         requests = [[{"role": "user", "content": str(n)}] for n in range(40)]
         work = threading.Thread(target=lambda: replies.extend(chat.chat_many(requests)))
         work.start()
-        time.sleep(0.2)
+        wait_until(lambda: chat.usage.requests >= 4)
         server.stop()
         answered = chat.usage.requests
-        time.sleep(1.0)
+        wait_until(lambda: client.lines)
         assert answered <= chat.usage.requests < 40
         server.start()
-        work.join(20)
+        work.join(120)
     assert [reply.text for reply in replies] == [str(n) for n in range(40)]
     away, back = client.lines
     assert "does not answer" in away and "waiting up to 30 s" in away
@@ -232,10 +241,10 @@ def test_patience_ends_once_for_all_and_the_log_tells_each_minute(client, monkey
         server.stop()
         chat = client(server.url, patience=1.0, concurrency=2)
         began = time.monotonic()
-        replies = chat.chat_many([HELLO] * 6)
-        assert time.monotonic() - began < 3.0
+        replies = chat.chat_many([HELLO] * 40)
+        assert time.monotonic() - began < 10.0  # one after the other, two at once: 20 s
     assert all(isinstance(reply, ServerAwayError) for reply in replies)
-    assert "has not answered for 1 s" in str(replies[0])
+    assert re.search(r"has not answered for \d+ s", str(replies[0]))
     assert [line for line in client.lines if "still does not answer" in line]
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from rlkit.agents import side_by_side
 from rlkit.agents.side_by_side import call_each
 
 
@@ -55,7 +56,7 @@ def test_one_thread_is_the_callers_own():
 
 def test_an_error_is_raised_after_what_is_done_was_passed_on_and_nothing_new_begins():
     passed, made = [], []
-    done = threading.Event()
+    done, raised = threading.Event(), threading.Event()
 
     def good(number):
         made.append(number)
@@ -66,13 +67,13 @@ def test_an_error_is_raised_after_what_is_done_was_passed_on_and_nothing_new_beg
         raise ValueError("a bug")
 
     def last():
-        time.sleep(0.01)
         done.set()
-        time.sleep(0.3)
+        raised.wait(30)
 
     calls = [bad, *(lambda n=n: good(n) for n in range(5)), last, *(lambda: good(9) for _ in "abc")]
     with pytest.raises(ValueError, match="a bug"):
         call_each(calls, 2, lambda index, value: passed.append(value))
+    raised.set()
     time.sleep(0.5)
     assert passed == made == [0, 1, 2, 3, 4]
 
@@ -95,20 +96,22 @@ def test_an_interrupt_passes_on_what_is_done_and_leaves_the_rest():
     gate.set()
 
 
-def test_the_caller_is_told_while_it_waits():
-    told = []
-    call_each([lambda: time.sleep(1.3), lambda: None], 2, on_wait=lambda: told.append(1))
-    assert told
+def test_the_caller_is_told_while_it_waits(monkeypatch):
+    monkeypatch.setattr(side_by_side, "TICK", 0.01)
+    told = threading.Event()
+    call_each([lambda: told.wait(30), lambda: None], 2, on_wait=told.set)
+    assert told.is_set()
 
 
-def test_calls_made_aside_leave_the_caller_free_to_hear_even_of_a_single_one():
-    told, threads = [], []
+def test_calls_made_aside_leave_the_caller_free_to_hear_even_of_a_single_one(monkeypatch):
+    monkeypatch.setattr(side_by_side, "TICK", 0.01)
+    told, threads = threading.Event(), []
 
     def call():
         threads.append(threading.current_thread())
-        time.sleep(1.3)
+        told.wait(30)
 
-    call_each([call], 1, on_wait=lambda: told.append(1), aside=True)
-    assert told and threads != [threading.current_thread()]
+    call_each([call], 1, on_wait=told.set, aside=True)
+    assert told.is_set() and threads != [threading.current_thread()]
     with pytest.raises(SystemExit, match="3"):  # whatever is raised there is raised here
         call_each([lambda: sys.exit("3")], 1, aside=True)

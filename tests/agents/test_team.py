@@ -1,6 +1,7 @@
 """Whole questions, and the collecting of many."""
 
 import json
+import math
 import shutil
 import threading
 import time
@@ -141,7 +142,8 @@ def test_documents_that_could_not_be_judged_are_recorded_as_such():
     assert rounds[1].document_table == ()
 
 
-def test_collected_rounds_become_training_states(tmp_path):
+def test_collected_rounds_become_training_states(tmp_path, monkeypatch):
+    monkeypatch.setattr(side_by_side, "TICK", math.inf)  # nothing is told in between
     seen = []
     report = collect(team(*ELM_ADA), QUESTIONS, tmp_path, progress=lambda r: seen.append(r.played))
     assert (report.played, report.skipped, report.failed, report.rounds) == (2, 0, 0, 6)
@@ -236,7 +238,11 @@ def test_while_a_question_is_played_its_round_is_told(batches, waits, tmp_path, 
         concurrent = waits
 
         def check(self, state, documents):
-            time.sleep(0.1)
+            rounds[0] += 1
+            if waits:  # the caller is told meanwhile, by another thread
+                told[rounds[0]].wait(30)
+            else:
+                time.sleep(0.1)
             return super().check(state, documents)
 
     class Batch(Script):
@@ -248,11 +254,14 @@ def test_while_a_question_is_played_its_round_is_told(batches, waits, tmp_path, 
     if batches:
         players.executor = Batch(*texts)
     monkeypatch.setattr(side_by_side, "TICK", 0.02)
-    in_play, lines = [], []
+    in_play, lines, rounds = [], [], [0]
+    told = defaultdict(threading.Event)
 
     def progress(report):
         in_play.append(dict(report.in_play))
         lines.append(str(report))
+        for number in report.in_play:
+            told[number].set()
 
     collect(players, QUESTIONS[:1], tmp_path, progress)
     assert {2: 1} in in_play and {3: 1} in in_play

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,15 +165,32 @@ def test_two_that_find_the_damage_set_aside_one_file(tmp_path):
     path, said = tmp_path / "verdicts.sqlite", []
     replace_by_text(path)
     caches = [VerdictCache(path, said.append) for _ in range(4)]
-    threads = [
-        threading.Thread(target=cache.put_many, args=([row(str(n))],))
-        for n, cache in enumerate(caches)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(caches)) as threads:
+        done = [threads.submit(cache.put_many, [row(str(n))]) for n, cache in enumerate(caches)]
+    for one in done:
+        one.result()
     assert len(said) == 1 and [len(cache) for cache in caches] == [4] * 4
+
+
+@pytest.mark.parametrize("vanishing", ["", "-wal"])
+def test_a_part_that_vanishes_while_it_is_looked_at_makes_no_file_read_only(
+    tmp_path, monkeypatch, vanishing
+):
+    """The file itself is set aside by another process, -wal goes with its last connection."""
+    path = tmp_path / "verdicts.sqlite"
+    other = VerdictCache(path)
+    other.put_many([row("a")])
+    real = os.access
+
+    def access(part, mode):
+        if str(part) == f"{path}{vanishing}":
+            other.close() if vanishing else path.rename(f"{path}.damaged")
+        return real(part, mode)
+
+    monkeypatch.setattr(os, "access", access)
+    cache = VerdictCache(path)
+    cache.put_many([row("b")])
+    assert not cache.read_only and len(cache) == (2 if vanishing else 1)
 
 
 def test_another_program_s_database_is_refused_and_left_alone(tmp_path):

@@ -172,6 +172,7 @@ def test_a_file_that_cannot_be_read_is_tried_again_at_each_scan(root, reading):
 
 def test_files_that_were_just_written_are_not_yet_believed(root, reading, monkeypatch):
     monkeypatch.setattr(scan, "clock_of", index.clock_of)
+    monkeypatch.setattr(index, "GRAIN", 3600 * 10**9)
     loaded(root)
     loaded(root)
     assert reading == [["q1", "q2", "q3"], ["q1", "q2"]]  # of q3 nothing was there to be written
