@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlkit.errors import DataError
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._\-]{0,199}")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust end their message
+_UMASK = re.compile(r"^Umask:\s*([0-7]+)$", re.MULTILINE)
 _SHORT = re.compile(r"\d+ requested and \d+ written")  # numpy's, without an errno
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
@@ -245,6 +246,12 @@ def _sync(path: Path) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0)
+    """The permissions that new files go without. Linux tells; elsewhere it can only be read by
+    setting it, which other threads see: what they make meanwhile is too private, not too open."""
+    with suppress(OSError):
+        found = _UMASK.search(Path("/proc/self/status").read_text(encoding="utf-8"))
+        if found:
+            return int(found[1], 8)
+    mask = os.umask(0o077)
     os.umask(mask)
     return mask

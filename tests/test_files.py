@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
+from rlkit import files
 from rlkit.errors import ConfigError, DataError, ModelError, RlkitError, RunError, nearest
 from rlkit.files import (
     append_line,
@@ -158,3 +160,17 @@ def test_an_id_that_could_leave_its_folder_is_refused(name):
 
 def test_an_ordinary_id_is_returned():
     assert check_id("2hop__482757_12019", "question id") == "2hop__482757_12019"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_new_file_has_the_permissions_that_the_umask_leaves(tmp_path, monkeypatch, told):
+    """Whether the system tells the umask or it has to be set to be read."""
+    if not told:
+        monkeypatch.setattr(files, "_UMASK", re.compile("nowhere"))
+    before = os.umask(0o027)
+    try:
+        path = files.write_text(tmp_path / "a.txt", "a")
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
