@@ -237,13 +237,15 @@ def test_a_client_that_goes_away_frees_its_place(serving, stream):
 
 
 def test_time_limits_are_told_and_the_place_is_free_again(serving):
-    server = serving(parallel=1, queue=1, queue_timeout=0.2, request_timeout=2.0)
+    server = serving(parallel=1, queue=1, queue_timeout=0.2)
     with server.busy():
         late = server.ask("/generate", {"text": "a"})
         assert "no place became free" in error_of(late, 503)["message"]
         assert late.headers["retry-after"]
+    server = serving(parallel=1, queue=1, request_timeout=2.0).endless()
     answer = server.ask("/generate", {"text": "a", "max_tokens": 2000})
     assert "not finished in 2 s" in error_of(answer, 504)["message"]
+    server.batcher.settings = server.batcher.settings.model_copy(update={"request_timeout": 60.0})
     assert server.ask("/generate", {"text": "a", "max_tokens": 1}).status_code == 200
 
 
