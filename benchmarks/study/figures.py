@@ -47,7 +47,7 @@ def quality_time(output: Path, seeds: Sequence[int]) -> Figure | None:
     ]
     if not curves:
         return None
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8.6, 4.2), layout="constrained")
     for title, colour, seed, points in curves:
         axes.plot(
             [p.processor for p in points], [p.discovery for p in points], color=colour,
@@ -58,7 +58,7 @@ def quality_time(output: Path, seeds: Sequence[int]) -> Figure | None:
     axes.set_ylabel("discovery rate on dev, greedy\n(mean over states)")
     axes.set_title("What the time buys, each seed from its own warm start (dev)", fontsize=11)
     _finish(axes)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
