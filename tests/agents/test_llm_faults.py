@@ -154,9 +154,9 @@ def test_the_key_is_taken_out_of_base64_and_percent_encoding(monkeypatch, before
 
 def test_a_long_text_is_searched_for_keys_in_no_time(monkeypatch):
     monkeypatch.setenv("RLKIT_API_KEY", "opensesame")
-    began = time.monotonic()
+    began = time.thread_time()
     Secrets(URL).out_of("a" * 100_000)
-    assert time.monotonic() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 def test_an_address_is_shown_without_user_password_and_query():

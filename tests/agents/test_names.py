@@ -37,7 +37,7 @@ def test_a_word_that_begins_a_sentence_counts_if_it_is_capitalised_within_one():
 
 
 def test_long_texts_take_linear_time():
-    start = time.monotonic()
+    start = time.thread_time()
     for text in ("Ab " * 60_000, "《" * 60_000, "A." * 60_000, "of " * 60_000, "a" * 200_000):
         names_in(text)
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5

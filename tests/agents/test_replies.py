@@ -74,7 +74,7 @@ def test_of_an_object_that_is_cut_off_the_complete_part_counts(text, value):
     ids=["braces", "nested", "brackets", "lists", "number", "signs", "infinite"],
 )
 def test_nonsense_neither_raises_nor_takes_long(text):
-    start = time.perf_counter()
+    start = time.thread_time()
     list(json_values(text))
     partial_object(text)
-    assert time.perf_counter() - start < 5.0
+    assert time.thread_time() - start < 5.0

@@ -205,7 +205,9 @@ def test_after_three_failed_tries_a_question_is_left_out_and_named(tmp_path):
     tried = [collect(refused, QUESTIONS[:1], tmp_path).played for _ in range(MAX_TRIES + 2)]
     assert tried == [1, 1, 1, 0, 0]
     lines = []
-    report = collect(team(*ELM_ADA), QUESTIONS, tmp_path, progress=now_and_then(lines.append))
+    report = collect(
+        team(*ELM_ADA), QUESTIONS, tmp_path, progress=now_and_then(lines.append, math.inf)
+    )
     assert (report.played, report.skipped, report.failed, report.left) == (1, 0, 1, 0)
     assert report.seconds_left == 0.0
     (line,) = lines  # the last one comes, however soon it is

@@ -200,9 +200,9 @@ def test_numbers_are_found_in_words():
 def test_equations_take_linear_time(sign):
     import time
 
-    start = time.perf_counter()
+    start = time.thread_time()
     list(equations(sign * (100_000 // len(sign)) + "=1"))
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_most_equations_of_real_gsm8k_hold(shared_data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def test_where_every_question_failed_the_first_reason_is_told(tmp_path: Path) ->
         with pytest.raises(
             DataError, match=r"; all 12 questions failed; the first: \S+: the server refuses this"
         ):
-            build_search_task(run.config, run, progress=now_and_then(lines.append))
+            build_search_task(run.config, run, progress=now_and_then(lines.append, math.inf))
     assert len(lines) == MAX_TRIES + 1  # the last report of each
     assert "12 failed (first: the server refuses this text.)" in lines[0]
     assert len(list(run.rounds_folder.glob("*/run_*"))) == 12 * MAX_TRIES
