@@ -87,12 +87,10 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """(B, H, T, D) queries on (B, J, S, D) keys: outputs, and log-sum-exps (B, H, T).
 
-    `bias` is added to the scores and broadcast over them. Softmax in float32 at the least.
+    `bias` is added to the scores and broadcast over them. Softmax in float32 at the least. The
+    same code with and without gradients: policy and reference agree to the bit at the first step.
     """
     b, heads, t, size = query.shape
-    if flash.on_cpu(query) and not torch.is_grad_enabled():
-        mask = None if bias is None else bias.expand(b, 1, t, key.shape[2])
-        return flash.forward(query, key, value, scale, bias=mask)
     # query heads that share a key head stand in one matrix of G * T rows
     rows = query.reshape(b, key.shape[1], -1, size) * scale
     scores = (rows @ key.transpose(2, 3)).view(b, heads, t, key.shape[2])
@@ -102,6 +100,17 @@ def attend(
     lse = torch.logsumexp(scores, dim=-1)
     weights = (scores - lse[..., None]).exp().to(value.dtype)
     return (weights.view(rows.shape[:3] + key.shape[2:3]) @ value).view(query.shape), lse
+
+
+def _decode(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`attend` while actions are sampled: by the CPU's kernel, which knows no gradient."""
+    if torch.is_grad_enabled() or not flash.on_cpu(query):
+        return attend(query, key, value, scale, bias)
+    b, _, t, _ = query.shape
+    mask = None if bias is None else bias.expand(b, 1, t, key.shape[2])
+    return flash.forward(query, key, value, scale, bias=mask)
 
 
 def shared_attention(
@@ -214,7 +223,7 @@ def decode_attention(
     if not cache.started:
         prompt_key, prompt_value = cache.join_prompt(layer, key, value)
         bias = cache.prompt_bias(window, query)
-        return attend(query, prompt_key, prompt_value, scale, bias)[0]
+        return _decode(query, prompt_key, prompt_value, scale, bias)[0]
     own_key, own_value = cache.append(layer, key, value)
     own_bias = cache.own_bias(query)
     if window is not None:
@@ -226,8 +235,8 @@ def decode_attention(
     # (B, J, K G, D): the rows of one prompt that share a key head
     rows = query.view(b, k, key_heads, g, size).transpose(1, 2).reshape(b, key_heads, k * g, size)
     bias = cache.prompt_bias(window, query)
-    output_1, lse_1 = attend(rows, prompt_key, prompt_value, scale, bias)
-    output_2, lse_2 = attend(query, own_key, own_value, scale, own_bias)
+    output_1, lse_1 = _decode(rows, prompt_key, prompt_value, scale, bias)
+    output_2, lse_2 = _decode(query, own_key, own_value, scale, own_bias)
     output_1 = output_1.reshape(b, key_heads, k, g, size).transpose(1, 2).reshape(query.shape)
     lse_1 = lse_1.reshape(b, key_heads, k, g).transpose(1, 2).reshape(lse_2.shape)
     return merge(output_1, lse_1, output_2, lse_2)

@@ -33,6 +33,7 @@ training"; truncation: E. Ionides 2008, "Truncated importance sampling".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -212,12 +213,18 @@ def group_advantages(
 
 def step_divisor(groups: Sequence[Sequence[float | None]], scale: str) -> float | None:
     """What r - mean is divided by, the same for every group of a step: with `batch` the standard
-    deviation of all its rewards + 1e-8, with `none` 1; None with `group`: each by its own."""
+    deviation of all its rewards + 1e-8, with `none` 1; None with `group`: each by its own.
+
+    Where all rewards of a `batch` are equal there is no scale, and it is infinite: not only the
+    advantages are 0 then but also the values of clues (credit.py), which may differ all the same.
+    """
     if scale == "group":
         return None
     known = np.array([r for group in groups for r in group if r is not None], dtype=np.float64)
     if scale == "none" or not len(known) or not np.isfinite(known).all():
         return 1.0  # rewards that are not finite are refused where their group is scaled
+    if known.min() == known.max():
+        return math.inf
     return float(known.std()) + 1e-8
 
 

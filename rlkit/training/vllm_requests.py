@@ -89,7 +89,11 @@ def packed(
     for k, completion in enumerate(completions):
         tokens[k, : cut[k]] = torch.tensor(list(completion.ids[: cut[k]]))
         logprobs[k, : cut[k]] = torch.tensor(list(completion.logprobs[: cut[k]]))
-    whole = [n < len(c.ids) for n, c in zip(cut, completions, strict=True)]
+    complete = trainer.complete
+    whole = [
+        n < len(c.ids) or bool(complete and complete(list(c.ids)))
+        for n, c in zip(cut, completions, strict=True)
+    ]
     stopped = [c.finish_reason == "stop" for c in completions]
     ended = torch.tensor(whole) | torch.tensor(stopped)
     return SampledActions(*(t.to(trainer.device) for t in (tokens, mask, logprobs, ended)))

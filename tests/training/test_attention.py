@@ -71,6 +71,19 @@ def test_packed_pass_equals_dense_in_values_and_gradients(kind, checkpointing):
         torch.testing.assert_close(packed[name], gradient, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [4, 12])
+def test_a_window_s_log_probabilities_are_bitwise_those_of_a_pass_without_gradients(window, dtype):
+    """The reference is scored without gradients and the policy with them: by the same code."""
+    model = with_lora(sliding_gemma(window)).to(dtype)
+    tokens = torch.randint(3, 60, (3, 6), generator=torch.Generator().manual_seed(2))
+    with without_dropout(model):
+        policy, _ = group_log_probs(model, PROMPT, tokens)
+        with torch.no_grad():
+            reference, _ = group_log_probs(model, PROMPT, tokens)
+    assert policy.requires_grad and torch.equal(policy, reference)
+
+
 @pytest.mark.parametrize("window", [None, 4, 12])
 def test_decoding_gives_the_log_probabilities_of_the_dense_pass(window):
     model = tiny_base() if window is None else sliding_gemma(window)

@@ -231,6 +231,13 @@ def test_clues_are_scaled_as_their_actions_are(scale, divisor):
     np.testing.assert_allclose(found[1], np.array([[-0.5], [0.5]]) / divisor)
 
 
+def test_where_all_rewards_of_a_batch_are_equal_clues_teach_nothing_either():
+    """Four actions that found the same, one of them with its other clue: no scale to divide by."""
+    asked = SimpleNamespace(scale_rewards="batch", credit="clue", advantage="group")
+    groups = [clue_group([2.5] * 4, [0.0, 2.5, 0.0, 0.0])]
+    assert not token_advantages(groups, asked, byte_tokenizer())[0].any()
+
+
 def test_clues_are_divided_by_their_own_spread_where_actions_are():
     asked = SimpleNamespace(scale_rewards="group", credit="clue", advantage="group")
     found = token_advantages([clue_group([0.0, 8.0], [1.0, 5.0])], asked, byte_tokenizer())
