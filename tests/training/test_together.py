@@ -183,11 +183,12 @@ def test_what_vllm_wrote_behind_a_complete_action_is_no_part_of_it(tmp_path):
     rows = [
         Completion([20, 30, 40, 50], [-1.0, -2.0, -3.0, -4.0], "length"),
         Completion([20, 21, 22, 23], [-1.0, -1.0, -1.0, -1.0], "length"),
+        Completion([20, 21, 22, 30], [-1.0, -1.0, -1.0, -1.0], "length"),  # whole at the limit
     ]
     sampled = packed(rows, trainer, "vLLM", 64)
-    assert sampled.rows() == [[20, 30], [20, 21, 22, 23]]
-    assert sampled.ended.tolist() == [True, False]
-    assert sampled.logprobs.tolist() == [[-1.0, -2.0, 0.0, 0.0], [-1.0] * 4]
+    assert sampled.rows() == [[20, 30], [20, 21, 22, 23], [20, 21, 22, 30]]
+    assert sampled.ended.tolist() == [True, False, True]
+    assert sampled.logprobs.tolist() == [[-1.0, -2.0, 0.0, 0.0], [-1.0] * 4, [-1.0] * 4]
 
 
 # ---- dev
