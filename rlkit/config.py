@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic import Field
 
@@ -24,8 +25,10 @@ _SECRET_VALUE = re.compile(
     r"(?<![\w/.-])(sk-[\w-]{8,}|hf_\w{8,}|gh[pousr]_\w{8,}|github_pat_\w{8,}|xox[abpr]-[\w-]{8,}|"
     r"glpat-[\w-]{8,}|AKIA[0-9A-Z]{8,}|AIza[\w-]{20,})(?![\w/.-])"
     r"|(?i:\bbearer\s+\S)|-----BEGIN|\beyJ[\w-]{8,}\.[\w-]+\."
-    r"|://[^/\s@]*:[^/\s@]+@|(?i:[?&](api_?key|token|key|secret)=)"
+    r"|://[^/\s@]+@"  # a user of an address, with or without a password
 )
+_QUERY_KEY = re.compile(r"[?&#;]([\w.%-]+)=")
+_SECRET_IN_QUERY = re.compile(r"(^|_)(api)?(key|token|sig|signature|auth|pass|pwd)$")
 
 
 FULL_RATE = 5e-6  # where all weights are trained
@@ -73,7 +76,7 @@ class RunConfig(Section):
     monitoring: p.MonitoringSection = Field(default_factory=p.MonitoringSection)
 
     @classmethod
-    def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
+    def load(cls, path: str | Path | None = None, overrides: str | Iterable[str] = ()) -> RunConfig:
         """The parameters of a params file (none: the defaults), changed by `overrides`."""
         values = {} if path is None else read_yaml(path)
         if values is not None and not isinstance(values, dict):
@@ -94,18 +97,17 @@ class RunConfig(Section):
     @classmethod
     def _resolve(cls, values: dict[str, Any], overrides: Iterable[str]) -> RunConfig:
         values = {name: value for name, value in values.items() if value is not None}
-        given = values.get("overrides") or []
-        given = [given] if isinstance(given, str) else given
-        changed = {**values, "overrides": [*given, *overrides]}
-        return cls.model_validate(changed if isinstance(given, list) else values)
+        given = [*listed_changes(values.get("overrides")), *listed_changes(overrides)]
+        return cls.model_validate({**values, "overrides": given})
 
     @classmethod
     def prepared(cls, value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            value = {name: as_mapping(name, given) for name, given in value.items()}
         _refuse_secrets(value)
         value = super().prepared(value)
-        changes = value.get("overrides")
-        if isinstance(changes, list) and all(isinstance(change, str) for change in changes):
-            for change in changes:
+        if "overrides" in value:
+            for change in listed_changes(value["overrides"]):
                 _apply(value, change)
             value["overrides"] = []
         return value
@@ -243,6 +245,29 @@ def _sections() -> dict[str, type[Section]]:
     return {name: field.annotation for name, field in fields if field.json_schema_extra is None}
 
 
+def listed_changes(given: Any) -> list[str]:
+    """Overrides as they were given, one text or several, as a list; None is none.
+
+    Raises ConfigError for what is no section.key=value, or has no order (a set).
+    """
+    if given is None or isinstance(given, str):
+        return [given] if given else []
+    ordered = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping, Set))
+    changes = list(given) if ordered else [given]
+    if not all(isinstance(change, str) for change in changes):
+        _refuse_secrets(changes, "overrides")
+        raise ConfigError(RunConfig.refusal("overrides", given))
+    return changes
+
+
+def as_mapping(name: Any, given: Any) -> Any:
+    """A section that is given as an object, as the keys that it sets; others as they are."""
+    section = _sections().get(name)
+    if section is not None and isinstance(given, section):
+        return given.model_dump(exclude_unset=True)
+    return given
+
+
 def _apply(values: dict[str, Any], change: str) -> None:
     """Set one `section.key=value` in `values`."""
     name, equals, text = change.partition("=")
@@ -281,10 +306,10 @@ def _refuse_secrets(value: Any, path: str = "") -> None:
             if _is_secret_key(str(name)):
                 raise _secret(full)
             _refuse_secrets(inner, full)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, Set)):
         for inner in value:
             _refuse_secrets(inner, path)
-    elif isinstance(value, str) and (_SECRET_VALUE.search(value) or _is_secret_change(value)):
+    elif isinstance(value, str) and _is_secret_text(value):
         raise _secret(path)
 
 
@@ -293,6 +318,16 @@ def _secret(path: str) -> ConfigError:
         f"{path[:60]} looks like a secret, and papermill writes parameters into its output; "
         "set it in the environment and leave it out here."
     )
+
+
+def _is_secret_text(text: str) -> bool:
+    return bool(_SECRET_VALUE.search(text)) or _has_secret_query(text) or _is_secret_change(text)
+
+
+def _has_secret_query(text: str) -> bool:
+    """Whether an address carries a key: `https://host/v1?api-key=...`."""
+    names = (_words(unquote(name)) for name in _QUERY_KEY.findall(text))
+    return any(_SECRET_KEY.search(name) or _SECRET_IN_QUERY.search(name) for name in names)
 
 
 def _is_secret_change(text: str) -> bool:
@@ -304,9 +339,14 @@ def _is_secret_key(name: str) -> bool:
     known = {k for section in _sections().values() for k in section.model_fields}
     if name in known or name in RunConfig.model_fields:
         return False
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[-\s.]+", "_", name).lower()
+    words = _words(name)
     # max_new_token is a slip of the pen, hf_token is not
     return bool(_SECRET_KEY.search(words)) and words + "s" not in known
+
+
+def _words(name: str) -> str:
+    """A name with `_` between its words: apiKey and api-key are api_key."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[-\s.]+", "_", name).lower()
 
 
 def parameter_table() -> str:

@@ -20,7 +20,7 @@ import pandas as pd
 from IPython.display import Image, Pretty, display
 from matplotlib.figure import Figure
 
-from rlkit.config import RunConfig
+from rlkit.config import RunConfig, as_mapping
 from rlkit.errors import RunError
 from rlkit.library.tokenize import folded
 from rlkit.practice.source import rounds_folder
@@ -98,7 +98,7 @@ def _is_data(name: str, value: Any) -> bool:
 def _merged(kept: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` over `kept`; sections are merged key by key."""
     for name, value in given.items():
-        below = kept.get(name)
+        value, below = as_mapping(name, value), kept.get(name)
         both = isinstance(below, dict) and isinstance(value, dict)
         kept[name] = {**below, **value} if both else value
     return kept

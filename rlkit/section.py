@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 import types
+from collections.abc import Set
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -84,7 +85,11 @@ class Section(BaseModel):
                     f"{cls.full(name)} is {shown(given)}; a text may hold neither NUL nor half of "
                     "a surrogate pair."
                 )
-            if not _in_choices(value[name], field) or _has_bad_number(value[name], field):
+            if (
+                not _in_choices(value[name], field)
+                or _has_bad_number(value[name], field)
+                or isinstance(value[name], Set)  # which pydantic takes for a list, in any order
+            ):
                 raise ConfigError(cls.refusal(name, given))
         try:
             section = handler(value)

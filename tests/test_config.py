@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlkit import parameters as p
 from rlkit.config import RunConfig, load_object, parameter_table
 from rlkit.errors import ConfigError
 
@@ -111,6 +112,32 @@ def test_a_single_override_may_be_text_since_papermill_passes_text():
     assert RunConfig.from_sections(overrides="seed=3").seed == 3
 
 
+@pytest.mark.parametrize("given", ["seed=3", ["seed=3"], ("seed=3",)])
+def test_overrides_count_however_they_are_given_and_are_never_left_for_later(given, tmp_path):
+    made = [
+        RunConfig(overrides=given),
+        RunConfig.model_validate({"overrides": given}),
+        RunConfig.from_sections(overrides=given),
+        RunConfig.load(None, given),
+        RunConfig().with_overrides(*([given] if isinstance(given, str) else given)),
+    ]
+    for config in made:
+        assert (config.seed, config.overrides) == (3, [])
+        assert RunConfig.load(config.save(tmp_path / "config.yaml")) == config
+
+
+def test_a_section_given_as_an_object_is_overridden_like_a_mapping():
+    given = RunConfig.from_sections(grpo={"group_size": 8, "loss_type": "gspo"}).grpo
+    config = RunConfig(grpo=given, overrides=["grpo.temperature=1"])
+    assert (config.grpo.group_size, config.grpo.temperature) == (8, 1.0)
+    assert "grpo must be a mapping of keys to values, not LoraSection" in refused(
+        grpo=p.LoraSection()
+    )
+    back = config.with_overrides("grpo.loss_type=grpo")  # what was worked out is so anew
+    assert back.grpo.importance_level == "token"
+    assert (given.temperature, given.group_size) == (0.7, 8)
+
+
 def test_a_file_comes_first_then_its_overrides_then_the_callers(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text("seed: 1\ngrpo:\n  learning_rate: 1e-5\noverrides: [seed=2]\n")
@@ -178,6 +205,13 @@ def test_a_saved_config_reads_back_equal(tmp_path):
         ({"overrides": ["gppo.kl_penalty=1"]},
          "gppo is neither a section nor a parameter; did you mean grpo?"),
         ({"overrides": {"a": 1}}, "overrides is {'a': 1}; allowed is a list of section.key=value."),
+        ({"overrides": {"seed=3"}},
+         "overrides is {'seed=3'}; allowed is a list of section.key=value."),
+        ({"overrides": [["seed=3"]]},
+         "overrides is [['seed=3']]; allowed is a list of section.key=value."),
+        ({"overrides": 3}, "overrides is 3; allowed is a list of section.key=value."),
+        ({"lora": {"target_modules": {"q_proj"}}},
+         "lora.target_modules is {'q_proj'}; allowed is a list of names."),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_that_says_what_is_allowed(values, sentence):
@@ -260,6 +294,21 @@ def test_invalid_follows_when_a_saved_config_is_changed(tmp_path):
         {"model": {"checker_model": "Bearer abc"}},
         {"model": {"vllm_base_url": "http://me:secret@host/v1"}},
         {"lora": {"target_modules": ["q_proj", "sk-abcdefgh12345678"]}},
+        {"lora": {"target_modules": {"sk-abcdefgh12345678"}}},
+        {"overrides": "monitoring.wandb_project=sk-abcdefgh12345678"},
+        {"overrides": ("monitoring.wandb_project=sk-abcdefgh12345678",)},
+        {"overrides": {"a": "sk-abcdefgh12345678"}},
+        {"monitoring": p.MonitoringSection(wandb_project="sk-abcdefgh12345678")},
+        {"model": {"vllm_base_url": "https://abcdefgh@host/v1"}},
+        {"model": {"vllm_base_url": "https://host/v1?api-key=abcdefgh"}},
+        {"model": {"vllm_base_url": "https://host/v1?v=1&apikey=abcdefgh"}},
+        {"model": {"vllm_base_url": "https://host/v1?access_token=abcdefgh"}},
+        {"model": {"vllm_base_url": "https://host/v1#accessToken=abcdefgh"}},
+        {"model": {"vllm_base_url": "https://host/v1?Subscription-Key=abcdefgh"}},
+        {"data": {"corpus_path": "https://host/c.jsonl?se=2030&sig=abcdefgh"}},
+        {"data": {"corpus_path": "https://host/c?X-Amz-Signature=abcdefgh"}},
+        {"data": {"corpus_path": "https://host/c?X-Amz-Credential=abcdefgh"}},
+        {"data": {"corpus_path": "https://host/c?api%5Fkey=abcdefgh"}},
     ],
 )
 def test_a_secret_is_refused_and_never_shown(values):
@@ -272,7 +321,11 @@ def test_a_secret_is_refused_and_never_shown(values):
 def test_what_only_resembles_a_secret_is_allowed():
     config = RunConfig.from_sections(
         grpo={"max_new_tokens": 64},
-        model={"base_model_path": "models/hf_checkpoints/risk-assessment"},
+        model={
+            "base_model_path": "models/hf_checkpoints/risk-assessment",
+            "vllm_base_url": "http://host:8000/v1?keyboard=us&tokens=5&version=2",
+        },
+        data={"corpus_path": "hf://datasets/owner/name@main/corpus.jsonl"},
     )
     assert config.grpo.max_new_tokens == 64
     assert "did you mean grpo.max_new_tokens?" in refused(grpo={"max_new_token": 64})

@@ -93,6 +93,14 @@ def test_a_params_file_that_was_named_lies_below_what_else_was_given(cell):
     assert config.grpo.max_new_tokens == 16
 
 
+def test_a_section_given_as_an_object_is_merged_onto_the_params_file_too(cell):
+    grpo = RunConfig.from_sections(grpo={"group_size": 2}).grpo
+    kept = RunConfig.load("params/debug.yaml").grpo
+    config = notebook_config(cell | {"params_file": "params/debug.yaml", "grpo": grpo})
+    assert config.grpo.group_size == 2 != kept.group_size
+    assert config.grpo.max_new_tokens == kept.max_new_tokens != RunConfig().grpo.max_new_tokens
+
+
 def test_without_a_params_file_the_defaults_hold(cell):
     assert notebook_config(cell | {"params_file": None}) == RunConfig()
 

@@ -21,7 +21,7 @@ from rlkit.answers.course_config import read_course_config, run_name_of
 from rlkit.answers.evaluation import figures, figures_line, fingerprint
 from rlkit.answers.quality import check_data_quality, model_limits
 from rlkit.answers.tool_training import publish, trained_grpo, trained_sft
-from rlkit.config import RunConfig
+from rlkit.config import RunConfig, listed_changes
 from rlkit.errors import ConfigError, RunError
 from rlkit.files import append_line, plain, read_object, write_json
 from rlkit.practice.splits import NAME
@@ -45,12 +45,12 @@ class AgenticRLPipeline:
     def __init__(
         self,
         config_path: str | Path | RunConfig = "config.json",
-        overrides: Iterable[str] = (),
+        overrides: str | Iterable[str] = (),
         *,
         debug: bool = False,
     ) -> None:
         self.copies: dict[str, Path] = {}
-        overrides = list(overrides)
+        overrides = listed_changes(overrides)
         config = self.load_config(config_path, overrides)
         if debug:
             small, self.copies = config.debug(), {}
@@ -64,9 +64,10 @@ class AgenticRLPipeline:
         self.results = {name: saved[name] for name in STAGES if isinstance(saved.get(name), dict)}
 
     def load_config(
-        self, config_path: str | Path | RunConfig, overrides: Iterable[str] = ()
+        self, config_path: str | Path | RunConfig, overrides: str | Iterable[str] = ()
     ) -> RunConfig:
         """The parameters, however they are given; SFT is always made first. Raises ConfigError."""
+        overrides = listed_changes(overrides)
         if isinstance(config_path, RunConfig):
             config = config_path.with_overrides(*overrides)
         elif Path(config_path).suffix == ".json":

@@ -374,6 +374,11 @@ def test_debug_shrinks_any_params_file_but_what_was_asked_for_by_name(root):
     assert small.answers.sft_accuracy_threshold == 0
 
 
+def test_a_single_override_may_be_text(root):
+    path = root / "params" / "debug-answers.yaml"
+    assert AgenticRLPipeline(path, "seed=11").config.seed == 11
+
+
 def test_a_run_is_named_after_its_file():
     assert run_name_of("config.json") == "pipeline"
     assert run_name_of("a/my course.json") == "my-course"
