@@ -64,12 +64,13 @@ def _add_evaluation(commands: Any) -> None:
     evaluate.add_argument("--baseline", action="store_true", help="the policies without tuning")
     evaluate.add_argument(
         "--checkpoint", type=Path, nargs="+", action="extend", default=[], metavar="P",
-        help="folders of checkpoints or merged models, the first brings its own run's parameters; "
-        "or newest, best (on dev) or all of the run",
+        help="folders of checkpoints or merged models, the first brings its own run (parameters "
+        "and folder); or newest, best (on dev) or all of the run",
     )  # fmt: skip
     evaluate.add_argument(
-        "--policy", nargs="+", metavar="NAME", help="default: evaluation.policies"
-    )
+        "--policy", nargs="+", metavar="NAME",
+        help="default: evaluation.policies; with --checkpoint, these are compared beside it",
+    )  # fmt: skip
     evaluate.add_argument(
         "--teams", action="store_true", help="let each policy's team play whole questions"
     )

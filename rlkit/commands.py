@@ -29,9 +29,14 @@ def how_to_go_on(command: str) -> str:
     return "interrupted; what is finished is kept, and the same command goes on."
 
 
-def _config(options: argparse.Namespace, path: Path | None = None) -> RunConfig:
-    """The parameters of a command; `path` stands in where no params file is given."""
-    changes = list(options.changes)
+def _config(options: argparse.Namespace, run_folder: Path | None = None) -> RunConfig:
+    """The parameters of a command; those of `run_folder` stand in where no params file is given,
+    and the run is then that folder's (unless another run_name is given), from wherever it is."""
+    path, changes = options.params, list(options.changes)
+    if path is None and run_folder is not None:
+        path = run_folder / "config.yaml"
+        if not any(change.replace(" ", "").startswith("run_name=") for change in changes):
+            changes = [*_place_of(run_folder), *changes]
     if getattr(options, "epochs", None) is not None:
         changes.append(f"training.num_epochs={options.epochs}")
     if getattr(options, "resume", False):
@@ -41,7 +46,7 @@ def _config(options: argparse.Namespace, path: Path | None = None) -> RunConfig:
     for name in ("method", "trials", "minutes"):
         if getattr(options, name, None) is not None:
             changes.append(f"tune.{name}={getattr(options, name)}")
-    config = RunConfig.load(options.params or path, changes)
+    config = RunConfig.load(path, changes)
     if not options.debug:
         return config
     small = config.debug()  # what was asked for by name holds all the same
@@ -84,7 +89,7 @@ def _print_actions(run: Any) -> None:
 
 def evaluate(options: argparse.Namespace) -> None:
     """Compare policies on states, or teams over whole questions."""
-    config = _config(options, _config_of(options.checkpoint))
+    config = _config(options, _run_of(options.checkpoint))
     if options.policy:
         config = config.with_overrides(f"evaluation.policies=[{', '.join(options.policy)}]")
     if options.export:
@@ -100,7 +105,8 @@ def evaluate(options: argparse.Namespace) -> None:
                 "--export writes the actions of an evaluation, and --teams plays whole questions "
                 "instead; give one of the two."
             )
-    chosen = {"baseline": options.baseline, "checkpoints": options.checkpoint}
+    named = bool(options.policy and options.checkpoint)  # both were asked for, so both are played
+    chosen = {"baseline": options.baseline or named, "checkpoints": options.checkpoint}
     if options.teams:
         from rlkit.agents.recording import now_and_then
         from rlkit.results.team_run import compare_teams
@@ -120,16 +126,32 @@ def evaluate(options: argparse.Namespace) -> None:
         print(export_browsecomp(evaluation, folder, retriever=search, max_tokens=tokens))
 
 
-def _config_of(checkpoints: Sequence[Path]) -> Path | None:
-    """The parameters of the run that the first checkpoint belongs to."""
+def _run_of(checkpoints: Sequence[Path]) -> Path | None:
+    """The folder of the run that the first checkpoint belongs to; None where it is of none."""
     folders = [p for p in checkpoints if str(p) not in ("newest", "best", "all") or p.is_dir()]
     for checkpoint in folders:
         if not checkpoint.is_dir():
             raise ConfigError(f"there is no checkpoint at {checkpoint}; check the path.")
     if not folders:
         return None
-    found = folders[0].resolve().parent.parent / "config.yaml"  # / is its own parent
-    return found if found.exists() else None
+    found = folders[0].resolve().parent.parent  # / is its own parent
+    return found if (found / "config.yaml").exists() else None
+
+
+def _place_of(run_folder: Path) -> list[str]:
+    """The changes that make the parameters of a run's folder open that folder from here.
+
+    Raises ConfigError where it is not called as its run is: another run would be opened, or made.
+    """
+    saved = RunConfig.load(run_folder / "config.yaml")
+    if saved.run_name != run_folder.name:
+        raise ConfigError(
+            f"the checkpoint's run is called {saved.run_name!r}, and its folder is {run_folder}; "
+            "give the folder that name, or --params or --set run_name=... for another run."
+        )
+    root = run_folder.parent
+    there = Path(saved.output_root).resolve() == root
+    return [] if there else [f"output_root={json.dumps(str(root))}"]
 
 
 def merge(options: argparse.Namespace) -> None:

@@ -210,6 +210,63 @@ def test_eval_passes_baseline_and_checkpoints_and_takes_the_runs_own_parameters(
     assert "reward" in capsys.readouterr().out
 
 
+def a_checkpoint(root: Path, name: str = "own") -> Path:
+    own = RunConfig.from_sections(run_name=name, output_root=str(root))
+    checkpoint = Run.open(own).checkpoints_folder / "checkpoint-4"
+    checkpoint.mkdir(parents=True)
+    return checkpoint
+
+
+def test_eval_of_a_checkpoint_is_of_its_runs_folder_from_any_working_directory(
+    stand_in, tmp_path, monkeypatch
+):
+    result = types.SimpleNamespace(summary=lambda: pd.DataFrame({"reward": [1.0]}))
+    calls = stand_in("rlkit.results.compare", "evaluate_run", result)
+    (tmp_path / "there [1] #2").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "there [1] #2")
+    checkpoint = a_checkpoint(Path("outputs"))
+    assert cli.main(["eval", "--checkpoint", str(checkpoint)]) == 0
+    assert calls[0][0][0].output_root == "outputs"  # as it was told, where that is the folder
+    checkpoint = checkpoint.resolve()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli.main(["eval", "--checkpoint", str(checkpoint)]) == 0
+    config = calls[1][0][0]
+    assert Path(config.output_root) / config.run_name == checkpoint.parents[1]
+    assert cli.main(["eval", "--checkpoint", str(checkpoint), "--set", "run_name=mine"]) == 0
+    config = calls[2][0][0]
+    assert (config.output_root, config.run_name) == ("outputs", "mine")
+
+
+def test_a_checkpoint_of_a_renamed_folder_opens_no_other_run(tmp_path, capsys):
+    checkpoint = a_checkpoint(tmp_path)
+    (tmp_path / "own").rename(tmp_path / "moved")
+    assert cli.main(["eval", "--checkpoint", str(tmp_path / "moved" / "lora_checkpoints" /
+                                                 checkpoint.name)]) == 2  # fmt: skip
+    assert "run is called 'own', and its folder is" in capsys.readouterr().err
+    assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "teams"),
+    [
+        ("rlkit.results.compare", "evaluate_run", []),
+        ("rlkit.results.team_run", "compare_teams", ["--teams"]),
+    ],
+)
+def test_policies_that_are_named_beside_a_checkpoint_are_compared_with_it(
+    stand_in, tmp_path, module, function, teams
+):
+    result = types.SimpleNamespace(summary=lambda: pd.DataFrame({"reward": [1.0]}), text=str)
+    calls = stand_in(module, function, result)
+    given = ["eval", "--checkpoint", str(a_checkpoint(tmp_path)), *teams]
+    assert cli.main([*given, "--policy", "raw_question", "untouched"]) == 0
+    assert cli.main(given) == 0
+    (first, chosen), (_, alone) = calls
+    assert first[0].evaluation.policies == ["raw_question", "untouched"]
+    assert (chosen["baseline"], alone["baseline"]) == (True, False)
+
+
 def test_eval_takes_the_words_best_and_newest_for_checkpoints(stand_in, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = types.SimpleNamespace(summary=lambda: pd.DataFrame({"reward": [1.0]}))
