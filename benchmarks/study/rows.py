@@ -152,27 +152,32 @@ def averaged(by_seed: Mapping[int, Values]) -> Values:
 
 
 class Point(NamedTuple):
-    """Dev discovery (greedy) after so many steps or updates, and the minutes spent in them: on the
-    processor and on the clock, evaluations apart. Of a control they are minutes of the machine on
-    which its seed's GRPO was trained."""
+    """Dev discovery (greedy; None where it was not evaluated) after so many steps or updates, and
+    the minutes spent in them: on the processor and on the clock, evaluations apart. Of a control
+    they are minutes of the machine on which its seed's GRPO was trained."""
 
     step: int
     processor: float
     clock: float
-    discovery: float
+    discovery: float | None
 
 
 def curve(run: Path) -> list[Point]:
-    """Of a GRPO run (or TRL's), from its metrics; of SFT, from the curve beside its adapter."""
+    """The evaluations on dev of `course`."""
+    return [point for point in course(run) if point.discovery is not None]
+
+
+def course(run: Path) -> list[Point]:
+    """Every step of a GRPO run (or TRL's), from its metrics; every update of SFT, from the curve
+    beside its adapter."""
     path = run / "sft" / "adapter" / "sft_metrics.json"
     rows = metrics(run) or (read_json(path) if path.exists() else [])
     points, processor, clock, minute = [], 0.0, 0.0, 60 * pace(run)
     for row in rows:
         processor += (row.get("cpu_time") or row.get("cpu_seconds") or 0.0) / minute
         clock += (row.get("step_time") or row.get("seconds") or 0.0) / minute
-        if row.get("eval/discovery_rate") is not None:
-            step = row.get("step", row.get("update"))
-            points.append(Point(int(step), processor, clock, row["eval/discovery_rate"]))
+        step = int(row.get("step", row.get("update")))
+        points.append(Point(step, processor, clock, row.get("eval/discovery_rate")))
     return points
 
 

@@ -28,7 +28,7 @@ from benchmarks.study.figures import draw  # noqa: E402
 from benchmarks.study.ledger import Ledger  # noqa: E402
 from benchmarks.study.markdown import markdown  # noqa: E402
 from benchmarks.study.parts import PLAN, ROWS, Part, metrics, parts  # noqa: E402
-from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_question, curve  # noqa: E402
+from benchmarks.study.rows import MEASURES, POLICIES, Rows, averaged, by_question, course  # noqa: E402
 from benchmarks.study.run import FAILED, Queue  # noqa: E402
 from benchmarks.study.shared_gold import shared_with_training  # noqa: E402
 from benchmarks.study.targets import Target, further_targets, trl_against_ours  # noqa: E402
@@ -47,7 +47,8 @@ from rlkit.yaml_text import read_yaml  # noqa: E402
 PAIRS = (
     ("grpo", "warm_start"), ("grpo", "raw_question"), ("grpo", "scripted"),
     ("grpo", "untouched"), ("grpo", "untouched_plain"), ("grpo", "sft_continued"),
-    ("grpo", "rejection"), ("warm_start", "raw_question"),
+    ("grpo", "rejection"), ("warm_start", "raw_question"), ("sft_continued", "warm_start"),
+    ("rejection", "warm_start"),
 )  # fmt: skip
 PUBLISHED = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 PRIMARY = "discovery_rate"
@@ -240,9 +241,9 @@ def controls(output: Path, found: Iterable[Part]) -> dict[str, Any]:
     there were, and how many evaluations on dev its checkpoint was chosen from."""
     table = {}
     for part in found:
-        points = curve(output / part.run) if part.kind in ("grpo", *CONTROLS) else []
-        if points:
-            chances = [point for point in points if point.step]
+        points = course(output / part.run) if part.kind in ("grpo", *CONTROLS) else []
+        chances = [point for point in points if point.step and point.discovery is not None]
+        if chances:
             minutes, steps = points[-1].processor, points[-1].step
             table[part.name] = {"minutes": minutes, "steps": steps, "on dev": len(chances)}
     return table

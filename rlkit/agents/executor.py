@@ -80,20 +80,25 @@ class ScriptedPolicy:
     Names of the question and of the subgoal come first, then those of IMPORTANT documents, the
     newest first and those in sentences that share words with the question. How many clues are
     written, and some of their order, varies by state id and seed, so that records differ; the
-    same state and seed give the same clues everywhere.
+    same state and seed give the same clues everywhere. `steady`: nothing varies, as many clues as
+    are allowed, the most promising first.
     """
 
-    def __init__(self, max_clues: int = 4, seed: int = 7, layout: str = "bare") -> None:
-        self.max_clues, self.seed, self.layout = max_clues, seed, layout
+    def __init__(
+        self, max_clues: int = 4, seed: int = 7, layout: str = "bare", steady: bool = False
+    ) -> None:
+        self.max_clues, self.seed, self.layout, self.steady = max_clues, seed, layout, steady
 
     def write(self, state: State) -> str:
         """See Policy."""
         draw = random.Random(f"{self.seed}/{state.state_id}")
+        noise = 0.0 if self.steady else 1.5
         ranked = sorted(
-            ((value + 1.5 * draw.random(), name) for name, value in _open_names(state).items()),
+            ((value + noise * draw.random(), name) for name, value in _open_names(state).items()),
             reverse=True,
         )
-        wanted = draw.randint(min(2, self.max_clues), self.max_clues)
+        fewest = self.max_clues if self.steady else min(2, self.max_clues)
+        wanted = draw.randint(fewest, self.max_clues)
         clues = distinct_clues([name for _, name in ranked], wanted)
         if len(clues) < min(2, self.max_clues):
             spare = [state.question, state.subgoal, _content_words(state.question)]

@@ -97,6 +97,13 @@ def test_the_script_is_deterministic_and_varies_by_state() -> None:
     assert {len(one) for one in written} == {2, 3, 4}
 
 
+def test_a_steady_script_writes_all_its_clues_the_most_promising_first() -> None:
+    many = replace(SECOND, subgoal="", question="Anna One, Berta Two, Carl Three, Dora Four?")
+    states = [replace(many, state_id=f"q/run_001/{n}") for n in range(20)]
+    written = {tuple(clues(ScriptedPolicy(3, n, steady=True), s)) for n, s in enumerate(states)}
+    assert written == {("Dora Four", "Carl Three", "Berta Two")}  # equal ones by name, backwards
+
+
 def test_the_script_never_looks_at_gold_or_at_what_was_recorded() -> None:
     other = replace(
         SECOND, gold_docids=("x",), known_important=frozenset({"x"}), recorded_clues=("secret",)

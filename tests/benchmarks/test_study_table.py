@@ -11,52 +11,16 @@ import pytest
 
 from benchmarks.study import figures, gaming
 from benchmarks.study.markdown import markdown
+from benchmarks.study.parts import Part
 from benchmarks.study.rows import Rows, by_question, curve, first_reaching, measured
-from benchmarks.study.table import by_round, difference, policies, study, text
+from benchmarks.study.table import by_round, controls, difference, policies, study, text
 from benchmarks.study.targets import Target, trl_against_ours
 from rlkit.config import RunConfig
 from rlkit.errors import DataError
-from rlkit.practice.reward import COUNT_KEYS
-from rlkit.results.evaluation import Evaluation
+from tests.benchmarks.made_study import STATES, write
 
 SEEDS = (7, 8, 9)
-STATES = {"q1/1": "q1", "q1/2": "q1", "q2/1": "q2", "q3/1": "q3"}  # state: question
 SEARCH = RunConfig.from_sections(search={"top_k": 4, "max_clues": 3}).search
-
-
-def action(state: str, discovery: float, **changes: Any) -> dict[str, Any]:
-    """One action's row: `discovery` found, of two documents read one IMPORTANT where it is > 0."""
-    counts = dict.fromkeys(COUNT_KEYS, 0) | {"important_new": int(discovery > 0)}
-    row = {
-        "state_id": state, "question_id": STATES[state], "completion": "", "reward": discovery,
-        "reward_without_seen": discovery, "important_rate": 0.5 * (discovery > 0),
-        "discovery_rate": discovery, "n_clues": 2, "invalid": 0, "hops": 2, "round": 2,
-        "unjudged": 0, "documents_read": 2, "clues": ["a", "b"], "documents": [],
-        "distinct_clue_ratio": 1.0,
-    }  # fmt: skip
-    return row | counts | changes
-
-
-def write(
-    output: Path, name: str, policies: dict[str, Any], states: dict[str, str] = STATES
-) -> None:
-    """`rows/<name>.json`: by policy {state: (greedy, [samples])}, or {state: greedy}."""
-    rows, samples = [], []
-    for policy, values in policies.items():
-        for state, of in values.items():
-            greedy, drawn = of if isinstance(of, tuple) else (of, [])
-            rows.append({"policy": policy, **action(state, greedy)})
-            samples += [
-                {"policy": policy, "sample": i, **action(state, one)} for i, one in enumerate(drawn)
-            ]
-    kept = [
-        {"state_id": s, "question_id": q, "question": q, "subgoal": "",
-         "round": int(s[-1]) + 1, "hops": 2, "n_seen": 4, "n_missing": 1, "missing": ["d"]}
-        for s, q in states.items()
-    ]  # fmt: skip
-    Evaluation.of(rows, kept, {"split": "eval", "left_out": 3}, samples).save(
-        output / "rows" / f"{name}.json"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +201,15 @@ def test_a_controls_minutes_are_those_of_its_grpos_machine(tmp_path):
     steps(control, {0: 0.3, 10: 0.35}, minutes=2)
     (control / "config.yaml").write_text("seed: 7\ntraining: {cpu_minutes: 20.0}\n")
     assert [(p.step, p.processor) for p in curve(control)] == [(0, 0.0), (10, 10.0)]
+
+
+def test_a_training_had_also_the_steps_behind_its_last_evaluation(tmp_path):
+    steps(tmp_path / "study-rejection-7", {0: 0.3, 10: 0.35}, minutes=1)
+    with (tmp_path / "study-rejection-7" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "cpu_time": 30.0, "step_time": 30.0}\n')
+    assert controls(tmp_path, [Part("rejection/7", ("train",), "study-rejection-7")]) == {
+        "rejection/7": {"minutes": 10.5, "steps": 11, "on dev": 1}
+    }
 
 
 def test_two_plots_are_written_of_what_there_is(output):
