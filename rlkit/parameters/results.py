@@ -40,7 +40,7 @@ class EvaluationSection(Section):
     )
     split: Literal["eval", "dev", "train"] = key("eval", "whose states are evaluated")
     checkpoint: Literal["newest", "best"] = key(
-        "newest", "which one is `tuned`; best: the highest reward on dev"
+        "newest", "which one is `tuned`; best: the highest on dev in training.best"
     )
     models: list[str] = key(
         [],

@@ -15,6 +15,7 @@ and requests.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,9 @@ from rlkit.results.report_runs import side_by_side
 from rlkit.results.report_training import training
 from rlkit.results.statistics import ENOUGH_NON_ZERO
 from rlkit.run import Run
+
+# the parameters that say where a run's warm start is, what its best step is, and what servers take
+_READ_BY = ("lora.enabled", "training.best", "monitoring.price_in", "monitoring.price_out")
 
 
 def write_report(
@@ -83,7 +87,8 @@ def _name_apart(runs: list[dict[str, Any]], folders: list[Path]) -> None:
 
 def _content(folder: Path) -> dict[str, Any]:
     """All that the template shows of a run; None stands for a part that its folder lacks."""
-    run = Run(RunConfig(), folder)  # for its paths; its own parameters may be missing
+    given = _if_there(Run(RunConfig(), folder).config_path, parameters) or {}
+    run = Run(_read_of(given), folder)
     evaluation = _if_there(run.evaluation_path, load_evaluation)
     steps, damaged = run.read_metrics(), {}  # an ordered set of sentences
 
@@ -101,11 +106,12 @@ def _content(folder: Path) -> dict[str, Any]:
         "damaged": damaged,
         "status": part(run.status, {"state": "unknown"}),
         "changed": _if_there(run.config_path, changed_parameters),
-        "parameters": _if_there(run.config_path, parameters) or {},
+        "parameters": given,
         "lineage": part(lambda: _if_there(run.lineage_path, lineage), None),
         "cost": part(lambda: time_and_cost(run, steps), []),
         "training": training(steps, actions),
-        "best": best_step(steps),
+        "best": best_step(steps, run.config.training.best),
+        "best_by": run.config.training.best.replace("_", " "),
         "steps": steps,
         "evaluation": evaluation,
         "results": None if evaluation is None else results(evaluation),
@@ -119,8 +125,18 @@ def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
     return read(path) if path.exists() else None
 
 
-def best_step(steps: list[dict[str, Any]]) -> int | None:
-    """The step whose checkpoint is kept as the best: the first with the highest dev reward."""
-    measured = [r for r in steps if r.get("step") and r.get("eval/reward") is not None]
-    best = max(measured, key=lambda row: row["eval/reward"], default=None)
+def _read_of(given: dict[str, Any]) -> RunConfig:
+    """Of a run's parameters those that say how its folder is read; what else it holds may be of
+    another version of this project."""
+    return RunConfig().with_overrides(
+        *(f"{key}={json.dumps(given[key])}" for key in _READ_BY if key in given)
+    )
+
+
+def best_step(steps: list[dict[str, Any]], metric: str = "reward") -> int | None:
+    """The step whose checkpoint is kept as the best: the first with the highest `metric` on dev
+    (`training.best`)."""
+    name = f"eval/{metric}"
+    measured = [r for r in steps if r.get("step") and r.get(name) is not None]
+    best = max(measured, key=lambda row: row[name], default=None)
     return None if best is None else best["step"]

@@ -86,7 +86,7 @@ def time_and_cost(run: Run, metrics: Sequence[dict[str, Any]]) -> list[tuple[str
     if on_dev:
         text = f"{_clock(_sum(on_dev, 'eval/seconds'))}, {len(on_dev)} times"
         rows.append(("Evaluations on the dev states", text))
-    updates = run.sft_folder / "adapter" / "sft_metrics.json"
+    updates = run.warm_start_folder / "sft_metrics.json"
     if updates.exists():
         found = read_json(updates)
         text = f"{_clock(_sum(found, 'seconds'))} for {len(found)} updates"

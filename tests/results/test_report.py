@@ -10,12 +10,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlkit.config import RunConfig
 from rlkit.errors import DataError, RlkitError, RunError
 from rlkit.files import flat
 from rlkit.results.evaluation import Evaluation
-from rlkit.results.report import changed_parameters, write_report
+from rlkit.results.report import best_step, changed_parameters, write_report
 from rlkit.results.report_facts import lineage
 from rlkit.results.report_page import number, signed
 from rlkit.run import Run
@@ -197,3 +198,40 @@ def test_small_helpers() -> None:
     assert [number(v) for v in (None, float("nan"), -0.001, 1.005)] == ["–", "–", "0.00", "1.00"]
     values = (None, -0.004, -0.0049, 0.25, -0.25, 4e-5)
     assert [signed(v) for v in values] == ["–", "-0.004", "-0.005", "+0.25", "-0.25", "0.00"]
+
+
+def test_the_best_step_is_the_highest_in_what_training_best_names(toy_run: Path) -> None:
+    rows = [
+        {"step": 0, "eval/reward": 9.0, "eval/discovery_rate": 0.9},  # before training
+        {"step": 10, "eval/reward": 1.0, "eval/discovery_rate": 0.5},
+        {"step": 20, "eval/reward": 2.0, "eval/discovery_rate": 0.25},
+        {"step": 30, "eval/reward": 2.0, "eval/discovery_rate": None},
+    ]
+    assert best_step(rows) == 20 and best_step(rows, "discovery_rate") == 10
+    assert best_step(rows, "accuracy") is None
+    (toy_run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for changes, said in (
+        ({}, ("Best checkpoint by the reward on dev", "<dd>step 20;")),
+        ({"best": "discovery_rate"}, ("by the discovery rate on dev", "<dd>step 10;")),
+    ):
+        put(toy_run, training=changes)
+        text = write_report(toy_run, now=NOON).read_text(encoding="utf-8")
+        assert all(part in text for part in said)
+
+
+def test_the_runs_own_prices_and_the_warm_start_of_all_weights_are_told(toy_run: Path) -> None:
+    asked = {"judge_requests": 10, "judge_prompt_tokens": 1e6, "judge_completion_tokens": 5e5}
+    (toy_run / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward": 1.0, **asked}) + "\n")
+    (toy_run / "sft" / "model").mkdir(parents=True)
+    updates = [{"seconds": 30.0, "tokens": 500}, {"seconds": 30.0, "tokens": 700}]
+    (toy_run / "sft" / "model" / "sft_metrics.json").write_text(json.dumps(updates))
+    put(toy_run, lora={"enabled": False}, monitoring={"price_in": 2, "price_out": 8})
+    text = write_report(toy_run, now=NOON).read_text(encoding="utf-8")
+    assert "500,000 written, cost 6.00" in text  # 1 million at 2, half a million at 8
+    assert "60 s for 2 updates, 1,200 tokens learnt from" in text
+
+
+def put(run: Path, **sections: dict) -> None:
+    """Change a run's `config.yaml`."""
+    given = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(given | sections))
