@@ -21,7 +21,7 @@ from rlkit.answers.datasets import Parts, Row, load_rows, split_rows
 from rlkit.answers.rows import rows_from
 from rlkit.errors import DataError
 from rlkit.files import read_json, read_object, write_json
-from rlkit.practice.splits import NAME, PARTS, restored_parts
+from rlkit.practice.splits import NAME, PARTS, restored_parts, split_seed
 
 AUGMENTED = "augmented.json"
 
@@ -40,7 +40,7 @@ def kept_parts(folder: str | Path, config: Any) -> tuple[dict[str, list[Row]], d
         test,
         dev_ratio=config.data.dev_ratio,
         train_ratio=config.data.train_ratio,
-        seed=config.seed,
+        seed=split_seed(config),
     )
     kept = read_json(path) if path.exists() else None
     if kept is None:

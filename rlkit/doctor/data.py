@@ -13,8 +13,7 @@ from rlkit.library.corpus import Document
 from rlkit.library.orchestrator import SearchOrchestrator
 from rlkit.library.tokenize import Tokenizer, folded
 from rlkit.practice.source import chosen_ids
-from rlkit.practice.splits import NAME, PARTS, kept_splits
-from rlkit.rounds.split import split_states
+from rlkit.practice.splits import NAME, PARTS, kept_splits, new_splits
 
 GOLD_LOOKED_AT = 200  # documents
 LOST = 0.1  # share of gold documents that cannot be found: beyond it, rewards are capped from below
@@ -105,13 +104,11 @@ def splits(look: Look) -> Said | None:
         return None
     if look.rounds is None:
         return judge_repeats([question.text for question in look.library.questions])
-    config, data, recorded = look.config, look.config.data, look.recorded
+    recorded = look.recorded
     if (look.folder / NAME).exists():
-        found = kept_splits(look.folder, [*recorded.states, *recorded.superseded], config)
+        found = kept_splits(look.folder, recorded.states, look.config)
     else:
-        found = split_states(
-            recorded.states, data.train_ratio, data.dev_ratio, data.split, config.seed
-        )
+        found = new_splits(recorded.states, look.config)
     return judge_splits({part: found.part(part) for part in PARTS}, recorded.damaged)
 
 

@@ -17,8 +17,8 @@ from rlkit.files import flat
 from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Library
 from rlkit.library.orchestrator import SearchOrchestrator
-from rlkit.practice.source import chosen_states, load_library
-from rlkit.practice.splits import NAME
+from rlkit.practice.source import load_library
+from rlkit.practice.splits import NAME, usable_states
 from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.rounds.state import State
 from rlkit.rounds.tables import one_line
@@ -43,11 +43,9 @@ class Finding(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """States of the recorded rounds, those of failed runs that were played again, and files whose
-    runs were set aside."""
+    """The states of the recorded rounds that the run takes, and files whose runs were set aside."""
 
     states: list[State]
-    superseded: list[State]
     damaged: list[Any]
 
 
@@ -135,13 +133,13 @@ class Look:
 
     @cached_property
     def recorded(self) -> Recorded:
-        """What is recorded in `rounds`, cut to `data.max_questions` as the run does it."""
+        """What is recorded in `rounds`, of which the run takes `usable_states`."""
         data = self.config.data
         loader = RLCheckpointLoader(
             self.rounds, data.min_clues_per_round, data.max_samples_per_question, self.config.seed
         )
-        states = chosen_states(loader.extract_training_samples(), data.max_questions)
-        return Recorded(states, loader.superseded, loader.damaged)
+        states = usable_states(loader, self.config, (self.folder / NAME).exists())
+        return Recorded(states, loader.damaged)
 
     @cached_property
     def orchestrator(self) -> SearchOrchestrator:

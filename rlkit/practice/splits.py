@@ -9,6 +9,8 @@ from typing import Any
 
 from rlkit.errors import DataError
 from rlkit.files import read_json, write_json
+from rlkit.practice.source import chosen_states
+from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.rounds.split import Splits, split_states
 from rlkit.rounds.state import State
 
@@ -25,11 +27,29 @@ def kept_splits(folder: str | Path, states: Sequence[State], config: Any) -> Spl
     path = Path(folder) / NAME
     if path.exists():
         return _restored(path, read_json(path), states)
-    data = config.data
-    seed = config.seed if data.split_seed is None else data.split_seed
-    splits = split_states(states, data.train_ratio, data.dev_ratio, data.split, seed)
+    splits = new_splits(states, config)
     write_json(path, _as_json(splits))
     return splits
+
+
+def new_splits(states: Sequence[State], config: Any) -> Splits:
+    """The split that a run of `config` makes of these states; kept nowhere."""
+    data = config.data
+    return split_states(states, data.train_ratio, data.dev_ratio, data.split, split_seed(config))
+
+
+def split_seed(config: Any) -> int:
+    """What draws the split: `data.split_seed`, or the run's seed."""
+    return config.seed if config.data.split_seed is None else config.data.split_seed
+
+
+def usable_states(loader: RLCheckpointLoader, config: Any, is_split: bool) -> list[State]:
+    """Of the recorded states those that a run of `config` takes (`data.max_questions`,
+    `data.first_round`). Where it `is_split` already, with states of failed runs that were played
+    again, which were current then and which the split may name."""
+    states = chosen_states(loader.extract_training_samples(), config.data.max_questions)
+    states += loader.superseded if is_split else []
+    return [state for state in states if state.round >= config.data.first_round]
 
 
 def _as_json(splits: Splits) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from rlkit.practice.collect_run import collect_run
 from rlkit.practice.environment import RoundResult, SearchRoundEnv, clue_values, create_environment
 from rlkit.practice.examples import search_examples
 from rlkit.practice.seam import Score, Task
-from rlkit.practice.source import chosen_states, index_folder, load_library, rounds_folder
-from rlkit.practice.splits import NAME, PARTS, kept_splits
+from rlkit.practice.source import index_folder, load_library, rounds_folder
+from rlkit.practice.splits import NAME, PARTS, kept_splits, usable_states
 from rlkit.rounds.checkpoints import RLCheckpointLoader, ScanReport
 from rlkit.rounds.split import Splits
 from rlkit.rounds.state import State
@@ -199,10 +199,7 @@ def build_search_task(
         folder, data.min_clues_per_round, data.max_samples_per_question, config.seed
     )
     scan = loader.load_data()
-    samples = chosen_states(loader.extract_training_samples(), data.max_questions)
-    if is_split:  # which may name states of failed runs that were current then
-        samples += loader.superseded
-    samples = [state for state in samples if state.round >= data.first_round]
+    samples = usable_states(loader, config, is_split)
     _check_corpus(samples, env)
     task = SearchTask(kept_splits(run.folder, samples, config), env, config, scan=scan)
     task.damaged = tuple(loader.damaged)

@@ -24,13 +24,12 @@ from rlkit.library.bm25 import build_backend
 from rlkit.library.corpus import Document, Library
 from rlkit.library.orchestrator import SearchOrchestrator
 from rlkit.practice.collect_run import close
-from rlkit.practice.source import chosen_questions, chosen_states, load_library, rounds_folder
+from rlkit.practice.source import chosen_questions, load_library, rounds_folder
 from rlkit.practice.splits import NAME as SPLITS
-from rlkit.practice.splits import kept_splits
+from rlkit.practice.splits import kept_splits, new_splits, usable_states
 from rlkit.results.agreement import Share, cohens_kappa, confusion, share_of
 from rlkit.results.judge_replies import Overheard
 from rlkit.rounds.checkpoints import RLCheckpointLoader
-from rlkit.rounds.split import split_states
 from rlkit.rounds.state import VERDICTS, RoundFile, State, make_state
 
 FILE = "judge_check.json"
@@ -270,11 +269,9 @@ def _states(config: Any, library: Library) -> tuple[list[State], str]:
     loader = RLCheckpointLoader(
         folder, data.min_clues_per_round, data.max_samples_per_question, config.seed
     )
-    states = chosen_states(loader.extract_training_samples(), data.max_questions)
-    if (run_folder / SPLITS).exists():
-        splits = kept_splits(run_folder, states, config)
-    else:
-        splits = split_states(states, data.train_ratio, data.dev_ratio, data.split, config.seed)
+    is_split = (run_folder / SPLITS).exists()
+    states = usable_states(loader, config, is_split)
+    splits = kept_splits(run_folder, states, config) if is_split else new_splits(states, config)
     return (splits.dev, "dev") if splits.dev else (splits.train, "train")
 
 

@@ -73,6 +73,17 @@ def test_max_samples_cuts_train_alone_and_by_the_seed(data: Path, tmp_path: Path
     assert ids(task, "train") != ids(other, "train")
 
 
+def test_the_runs_of_a_study_have_one_split_whatever_their_seeds(data: Path) -> None:
+    def dev(name: str, seed: int, **split: int) -> list[str]:
+        return ids(
+            build(run_of(data, run_name=name, seed=seed, data={"dev_ratio": 0.4} | split)), "dev"
+        )
+
+    one = dev("one", 7, split_seed=3)
+    assert one == dev("other", 8, split_seed=3) == dev("three", 3)
+    assert one != dev("own", 8)
+
+
 def test_a_generated_set_has_as_many_training_rows_as_are_asked_for(tmp_path: Path) -> None:
     run = run_of(tmp_path / "-", answers={"dataset": "arithmetic", "max_samples": 1100})
     task = build(run)

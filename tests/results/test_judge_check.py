@@ -11,13 +11,18 @@ import pytest
 from rlkit import cli
 from rlkit.agents.verdict_cache import VerdictCache
 from rlkit.config import RunConfig
+from rlkit.doctor.data import splits
+from rlkit.doctor.look import Look
 from rlkit.errors import ConfigError
+from rlkit.practice.splits import kept_splits, new_splits, usable_states
 from rlkit.practice.task import build_search_task
-from rlkit.results.judge_check import JudgeCheck, check_judge
+from rlkit.results.judge_check import JudgeCheck, _states, check_judge
 from rlkit.results.judge_text import judge_text, meaning
+from rlkit.rounds.checkpoints import RLCheckpointLoader
 from rlkit.run import Run
 from tests.agents.fault_server import Answer, FaultServer
 from tests.agents.test_judge import Judge, fenced
+from tests.rounds.recorded import write_run
 
 PARAMS = Path(__file__).resolve().parents[2] / "params" / "debug.yaml"
 VALUES = {"IMPORTANT": 2.5, "LOCAL": 0.3, "DISCARD": 0.0}
@@ -199,6 +204,61 @@ def test_dev_states_of_recorded_rounds_are_taken_and_the_run_keeps_the_file(conf
     assert check.source == "dev" and path == run.folder / "judge_check.json"
     dev = {state.question_id for state in task.splits.dev}
     assert {row["question_id"] for row in check.rows} <= dev
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Parameters of runs on the same twenty questions of three rounds each."""
+    for number in range(20):
+        write_run(tmp_path / "rounds", f"q{number:02}", status="failed", collector="toy")
+    given = {"source": "rounds", "rounds_path": str(tmp_path / "rounds"), "corpus_path": "c.jsonl"}
+
+    def make(name: str = "run", seed: int = 7, **data: object) -> RunConfig:
+        data = {**given, "split": "random", "dev_ratio": 0.2} | data
+        return RunConfig.from_sections(
+            run_name=name, output_root=str(tmp_path / "outputs"), seed=seed, data=data
+        )
+
+    return make
+
+
+def looked_at(config: RunConfig) -> list[set[str]]:
+    """The questions of the parts that check-judge and check take for dev."""
+    states, source = _states(config, None)
+    assert source == "dev"
+    dev = new_splits(Look(config).recorded.states, config).dev
+    return [{state.question_id for state in part} for part in (states, dev)]
+
+
+def test_the_dev_part_is_that_of_the_split_that_the_run_will_make(recorded, tmp_path):
+    shared = looked_at(recorded(seed=8, split_seed=3))
+    assert shared == looked_at(recorded(seed=9, split_seed=3)) == looked_at(recorded(seed=3))
+    assert shared[0] == shared[1] and 0 < len(shared[0]) < 20
+    assert shared != looked_at(recorded(seed=8))
+    config = recorded("kept", seed=8, split_seed=3)
+    kept = kept_splits(tmp_path / "outputs" / "kept", _usable(config, is_split=False), config)
+    assert {state.question_id for state in kept.dev} == shared[0]
+
+
+def test_rounds_before_the_first_one_are_not_judged(recorded):
+    later = recorded(first_round=2)
+    assert {state.round for state in _states(later, None)[0]} == {2, 3}
+    assert {state.round for state in Look(later).recorded.states} == {2, 3}
+
+
+def test_a_kept_split_may_name_runs_that_were_played_again_since(recorded, tmp_path):
+    config = recorded("kept")
+    folder = tmp_path / "outputs" / "kept"
+    kept_splits(folder, _usable(config, is_split=False), config)
+    dev, _ = _states(config, None)
+    for number in range(20):
+        write_run(tmp_path / "rounds", f"q{number:02}", collector="toy")
+    assert [state.state_id for state in _states(config, None)[0]] == [s.state_id for s in dev]
+    assert splits(Look(config))[0] == "ok"
+
+
+def _usable(config: RunConfig, is_split: bool) -> list:
+    return usable_states(RLCheckpointLoader(config.data.rounds_path), config, is_split)
 
 
 def test_a_judge_of_rules_and_a_sample_of_nothing_are_refused(config):
