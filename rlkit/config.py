@@ -184,6 +184,11 @@ class RunConfig(Section):
             values["model"]["init_adapter"] = "auto"  # an adapter for another base does not fit
         return self._resolve({**values, "run_name": name[-100:].lstrip(".-")}, ())
 
+    def plugins(self) -> list[str]:
+        """The dotted paths (`module:object`) of the user's own parts that the parameters name."""
+        named = super().plugins() + [p for s in _sections() for p in getattr(self, s).plugins()]
+        return list(dict.fromkeys(named))
+
     @classmethod
     def describe(cls) -> list[Parameter]:
         """Every key: (section.key, default, unit, range, help)."""

@@ -137,6 +137,15 @@ class Section(BaseModel):
     def check(self) -> None:
         """Refuse combinations that make no sense, and fill in what follows from other keys."""
 
+    def plugins(self) -> list[str]:
+        """What the keys that may name an object of the user's own do name, as `module:object`."""
+        found = []
+        for name, field in type(self).model_fields.items():
+            if (field.json_schema_extra or {}).get("dotted"):
+                value = getattr(self, name)
+                found += value if isinstance(value, list) else [value]
+        return [value for value in found if value is not None and DOTTED.fullmatch(value)]
+
     @classmethod
     def parameters(cls) -> list[Parameter]:
         """Every key of this section with default, unit, range and help."""

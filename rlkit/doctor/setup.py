@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from rlkit.config import load_object
+from rlkit.config import DOTTED, load_object
 from rlkit.doctor.look import Look, Said
 from rlkit.errors import ModelError
 from rlkit.files import read_object
@@ -156,15 +156,10 @@ def _too_long(look: Look) -> Said | None:
 
 
 def plugins(look: Look) -> Said:
-    config = look.config
-    named = [
-        config.search.backend,
-        config.checker.kind,
-        config.executor.prompt or "",
-        *config.data.collectors,
-        *config.evaluation.policies,
-    ]
-    dotted = [name for name in named if ":" in name]
-    for name in dotted:
+    """Every plug-in that the parameters name can be loaded."""
+    named, dataset = look.config.plugins(), look.config.answers.dataset
+    if DOTTED.fullmatch(dataset) and not Path(dataset).exists():  # else it is a file's name
+        named.append(dataset)
+    for name in named:
         load_object(name)
-    return "ok", ", ".join(dotted) or "none of your own"
+    return "ok", ", ".join(named) or "none of your own"

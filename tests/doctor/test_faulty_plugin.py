@@ -10,6 +10,8 @@ from rlkit import doctor
 from rlkit.config import RunConfig
 from rlkit.doctor import Finding, practice, quick_check
 from rlkit.doctor.look import Look, plugin_fault
+from rlkit.doctor.setup import plugins
+from rlkit.errors import ConfigError
 
 PARAMS = Path(__file__).resolve().parents[2] / "params" / "debug.yaml"
 BACKEND = """
@@ -45,6 +47,45 @@ def test_a_plug_in_that_raises_is_red_with_its_path_and_the_line(
     line = {"its_search": 7, "its_import": 2, "its_syntax": 1}[name]
     assert f"({tmp_path / name}.py, line {line})" in found.text
     assert found.todo == "mend the plug-in, or name another one"
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("search", ["search.backend={}"]),
+        ("search", ["checker.kind={}"]),
+        ("search", ["executor.prompt={}"]),
+        ("search", ["data.planner={}"]),
+        ("search", ["data.entities={}"]),
+        ("search", ["data.collectors=[scripted, '{}']"]),
+        ("search", ["evaluation.policies=[untouched, '{}']"]),
+        ("search", ["reward.function={}", "reward.invalid=-9"]),
+        ("answers", ["answers.prompt={}"]),
+        ("answers", ["answers.rewards=[accuracy, '{}']"]),
+        ("answers", ["answers.dataset={}"]),
+        ("its_parts:task", []),
+    ],
+)
+def test_every_plug_in_that_the_parameters_name_is_looked_for(tmp_path, monkeypatch, task, changes):
+    (tmp_path / "its_parts.py").write_text(
+        "def mine(*given):\n    raise AssertionError\n\n\ntask = mine\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = [change.format("its_parts:mine") for change in changes]
+    config = RunConfig.load(PARAMS, [f"task={task}", *given])
+    assert plugins(Look(config)) == ("ok", "its_parts:mine" if changes else "its_parts:task")
+    lost = [change.format("its_parts:gone") for change in changes] or ["task=its_parts:gone"]
+    config = RunConfig.load(PARAMS, [f"task={task}", *lost])
+    with pytest.raises(ConfigError, match="its_parts has no gone"):
+        plugins(Look(config))
+
+
+def test_a_served_models_name_and_a_file_are_no_plug_ins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "its:rows").mkdir()
+    config = RunConfig.load(PARAMS, ["executor.served_model=qwen:latest", "task=answers",
+                                     "answers.dataset=its:rows"])  # fmt: skip
+    assert plugins(Look(config)) == ("ok", "none of your own")
 
 
 def test_a_fault_of_rlkit_itself_is_not_laid_to_a_plug_in(tmp_path, monkeypatch):
