@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from rlkit.results.evaluate import Evaluation, evaluate_policies, records
 
 POLICY = "model"
 MAX_DETAILS = 100
-NOT_SCORED = "could not be scored (their reward is None) and count in no average"
+NOT_SCORED = "could not be scored (their reward is None) and do not count in the average reward"
 
 
 class ModelSource(NamedTuple):
@@ -76,7 +77,7 @@ class ModelEvaluation:
 
     def details(self, limit: int | None = None) -> list[dict[str, Any]]:
         """One row a question, of the first `limit` (null: MAX_DETAILS): question, completion,
-        answer, ground_truth, correct, reward."""
+        answer, ground_truth, correct (None: the gold answer cannot be read), reward."""
         taken = records(self.evaluation.frame)[: MAX_DETAILS if limit is None else limit]
         rows = zip(self.states, taken, strict=False)
         return [
@@ -85,7 +86,7 @@ class ModelEvaluation:
                 "completion": row["completion"],
                 "answer": row["answer"],
                 "ground_truth": state.ground_truth,
-                "correct": row["accuracy"] == 1,
+                "correct": None if row["accuracy"] is None else row["accuracy"] == 1,
                 "reward": row["reward"],
             }
             for state, row in rows
@@ -135,23 +136,27 @@ def evaluate_model(
 
 
 def figures(evaluation: Evaluation, policy: str) -> dict[str, Any]:
-    """What a policy's answers came to: num_samples, accuracy, its exact 95 % interval,
-    average_reward (over what could be scored), average_length (tokens), format_correctness, and
-    the number of errors of each kind."""
+    """What a policy's answers came to: num_samples, num_judged (of them, those whose gold answer
+    can be read, so that they are right or wrong), accuracy over these and its exact 95 % interval
+    (None where there are none), average_reward (over what could be scored), average_length
+    (tokens), format_correctness, and the number of errors of each kind. An answer that has no
+    reward is unscored, whatever else it is."""
     rows = evaluation.frame[evaluation.frame["policy"] == policy]
     found = evaluation.interval(policy, "accuracy")
-    right = rows["accuracy"] == 1
+    unscored = rows["reward"].isna()
+    wrong = (rows["accuracy"] == 0) & ~unscored
     return {
         "num_samples": len(rows),
+        "num_judged": found.n,
         "accuracy": found.mean,
         "accuracy_interval": [found.low, found.high],
         "average_reward": _mean(rows["reward"]),
         "average_length": _mean(rows["length"]),
         "format_correctness": _mean(rows["format"]),
         "errors": {
-            "wrong_answer": int((~right & rows["answer"].notna()).sum()),
-            "no_answer": int((~right & rows["answer"].isna()).sum()),
-            "unscored": int(rows["reward"].isna().sum()),
+            "wrong_answer": int((wrong & rows["answer"].notna()).sum()),
+            "no_answer": int((wrong & rows["answer"].isna()).sum()),
+            "unscored": int(unscored.sum()),
         },
     }
 
@@ -160,13 +165,21 @@ def figures_line(values: dict[str, Any]) -> str:
     """The figures in a line, the accuracy with n and interval."""
     low, high = values["accuracy_interval"]
     interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-    reward, unscored = values["average_reward"], values["errors"]["unscored"]
+    judged, count, unscored = (
+        values["num_judged"], values["num_samples"], values["errors"]["unscored"],
+    )  # fmt: skip
+    n = f"{judged}" if judged == count else f"{judged} of {count} whose gold answer can be read"
     return (
-        f"accuracy {values['accuracy']:.3f}{interval}, n = {values['num_samples']}; reward "
-        f"{'none' if reward is None else format(reward, '.3f')}, format "
-        f"{values['format_correctness']:.3f}, {values['average_length']:.0f} tokens"
+        f"accuracy {number(values['accuracy'])}{interval}, n = {n}; reward "
+        f"{number(values['average_reward'])}, format {number(values['format_correctness'])}, "
+        f"{number(values['average_length'], 0)} tokens"
         + (f"; {unscored} answers {NOT_SCORED}" if unscored else "")
     )
+
+
+def number(value: float | None, digits: int = 3, sign: str = "") -> str:
+    """A figure with that many digits; `none` where there is none."""
+    return "none" if value is None or math.isnan(value) else f"{value:{sign}.{digits}f}"
 
 
 def device_name(config: Any) -> str:

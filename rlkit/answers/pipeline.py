@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.answers.course_config import read_course_config, run_name_of
-from rlkit.answers.evaluation import figures, figures_line, fingerprint
+from rlkit.answers.evaluation import figures, figures_line, fingerprint, number
 from rlkit.answers.quality import check_data_quality, model_limits
 from rlkit.answers.tool_training import publish, trained_grpo, trained_sft
 from rlkit.config import RunConfig, listed_changes
-from rlkit.errors import ConfigError, RunError
+from rlkit.errors import ConfigError, DataError, RunError
 from rlkit.files import append_line, plain, read_object, write_json
 from rlkit.practice.splits import NAME
 from rlkit.results.evaluate import Evaluation, load_evaluation
@@ -272,6 +272,11 @@ class AgenticRLPipeline:
         if gate is None:
             gate = {"split": found.facts.get("split", "eval"), **values["policies"]["warm_start"]}
             self.log(f"there are no dev states, so the gate is decided on {gate['split']}")
+        if gate["accuracy"] is None:
+            raise DataError(
+                f"none of the {gate['num_samples']} {gate['split']} answers can be read, so that "
+                "nothing tells whether GRPO may begin; give rows whose ground_truth is a number."
+            )
         threshold = self.config.answers.sft_accuracy_threshold
         gate["passed"] = gate["accuracy"] >= threshold
         word = "reaches" if gate["passed"] else "is below"
@@ -303,7 +308,7 @@ class AgenticRLPipeline:
         differences = table[table["metric"] == "accuracy"].to_dict("records")
         for row in differences:
             self.log(
-                f"{row['policy']} - {row['baseline']}: accuracy {row['mean']:+.3f}, "
+                f"{row['policy']} - {row['baseline']}: accuracy {number(row['mean'], sign='+')}, "
                 f"{row['verdict']}"
             )
         return {**values[policy], "policies": values, "differences": differences}
@@ -313,9 +318,10 @@ class AgenticRLPipeline:
         gate, wanted = self.results["sft_evaluation"]["gate"], self.config.answers
         if gate["accuracy"] >= wanted.sft_accuracy_threshold:
             return None
+        judged = gate.get("num_judged", gate["num_samples"])  # results of before lack it
         return (
             f"the accuracy after SFT on {gate['split']} is {gate['accuracy']:.3f} "
-            f"(n = {gate['num_samples']}), below answers.sft_accuracy_threshold "
+            f"(n = {judged}), below answers.sft_accuracy_threshold "
             f"{wanted.sft_accuracy_threshold}; to go on all the same, run it again with "
             "run(force=True) (--force), or set answers.below_threshold to continue."
         )

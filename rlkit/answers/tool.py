@@ -149,8 +149,8 @@ class RLTrainingTool:
                 "..., 'test': ...}, or take another split."
             )
         found = evaluate_model(p.model_path, rows, config, use_adapter=p.use_lora, log=self.log)
-        kept = {*p.metrics, "accuracy", "average_reward", "accuracy_interval", "num_samples"}
-        figures = found.figures()
+        kept = {"accuracy", "average_reward", "accuracy_interval", "num_samples", "num_judged"}
+        kept, figures = kept | {*p.metrics}, found.figures()
         values = {name: value for name, value in figures.items() if name in kept}
         unscored = figures["errors"]["unscored"]
         if unscored:

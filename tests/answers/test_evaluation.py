@@ -11,13 +11,14 @@ import pytest
 
 from rlkit.answers.datasets import load_rows
 from rlkit.answers.evaluation import (
+    ModelEvaluation,
     evaluate_model,
     figures,
     figures_line,
     fingerprint,
     model_source,
 )
-from rlkit.answers.task import AnswerTask
+from rlkit.answers.task import AnswerTask, answer_states
 from rlkit.config import RunConfig
 from rlkit.errors import DataError, ModelError
 from rlkit.results.evaluate import Evaluation
@@ -52,11 +53,37 @@ def test_figures_are_those_of_a_hand_count():
     assert (found["num_samples"], found["accuracy"]) == (4, 0.25)
     assert found["average_reward"] == pytest.approx(0.3)  # of the three that were scored
     assert (found["average_length"], found["format_correctness"]) == (15.0, 0.75)
-    assert found["errors"] == {"wrong_answer": 1, "no_answer": 2, "unscored": 1}
+    # each under one: the fourth has no reward, so that it is not told as having no answer
+    assert found["errors"] == {"wrong_answer": 1, "no_answer": 1, "unscored": 1}
     # Clopper and Pearson for 1 of 4: the lower end is 1 - 0.975 ** (1 / 4)
     low, high = found["accuracy_interval"]
     assert low == pytest.approx(1 - 0.975**0.25) and high == pytest.approx(0.80588, abs=1e-5)
     assert "accuracy 0.250 [0.006, 0.806], n = 4; reward 0.300" in figures_line(found)
+
+
+def test_answers_whose_gold_cannot_be_read_are_unscored_and_leave_the_n_of_the_accuracy():
+    unread = [
+        answer(n, float("nan"), float("nan"), answer=given) for n, given in ((3, "7"), (4, None))
+    ]
+    found = figures(evaluation([answer(1, 1.0), answer(2, 0.0), *unread]), "model")
+    assert (found["num_samples"], found["num_judged"], found["accuracy"]) == (4, 2, 0.5)
+    assert found["errors"] == {"wrong_answer": 1, "no_answer": 0, "unscored": 2}
+    # Clopper and Pearson for 1 of 2
+    assert found["accuracy_interval"] == pytest.approx([1 - 0.975**0.5, 0.975**0.5])
+    line = figures_line(found)
+    assert line.startswith(
+        "accuracy 0.500 [0.013, 0.987], n = 2 of 4 whose gold answer can be read; reward 0.500"
+    )
+    none = figures(evaluation(unread), "model")
+    assert (none["num_judged"], none["accuracy"]) == (0, None)
+    assert figures_line(none).startswith("accuracy none, n = 0 of 2 whose gold answer can be read")
+
+
+def test_details_say_neither_right_nor_wrong_where_the_gold_cannot_be_read():
+    states = tuple(answer_states(load_rows("arithmetic", "test", 2), RunConfig().answers))
+    made = evaluation([answer(1, float("nan"), float("nan")), answer(2, 0.0)])
+    details = ModelEvaluation(made, states, "cpu").details()
+    assert [row["correct"] for row in details] == [None, False]
 
 
 def test_a_folder_with_an_adapter_names_its_base(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from rlkit.answers.course_config import course_table, read_course_config, run_na
 from rlkit.answers.pipeline import STAGES, AgenticRLPipeline
 from rlkit.cli import main
 from rlkit.config import RunConfig
-from rlkit.errors import ConfigError, RunError
+from rlkit.errors import ConfigError, DataError, RunError
 from rlkit.files import read_json
 from rlkit.results.evaluate import load_evaluation
 
@@ -193,6 +194,20 @@ def test_the_gate_is_decided_on_dev_and_both_accuracies_are_told(
     reason = made._held_back()
     assert begins == (reason is None)
     assert begins or f"on dev is 0.100 (n = {n_dev})" in reason
+
+
+@pytest.mark.parametrize("split", ["dev", "eval"])
+def test_answers_that_cannot_be_read_decide_no_gate(tmp_path, monkeypatch, split):
+    unread = {"accuracy": None, "num_samples": 6, "num_judged": 0}
+    made = pipeline_in(tmp_path)
+    found = SimpleNamespace(save=lambda path: None, facts={"split": "eval"})
+    monkeypatch.setattr("rlkit.results.compare.evaluate_run", lambda *_, **__: found)
+    monkeypatch.setattr(made, "_told", lambda *_: {**unread, "policies": {"warm_start": unread}})
+    monkeypatch.setattr(
+        made, "_gate", lambda: {"split": "dev", **unread} if split == "dev" else None
+    )
+    with pytest.raises(DataError, match=f"none of the 6 {split} answers can be read"):
+        made._evaluate_sft()
 
 
 def test_without_dev_questions_the_gate_says_that_it_is_decided_on_the_evaluation(tmp_path, capsys):
