@@ -22,6 +22,7 @@ from rlkit.deploy.serving.gate import Gate
 from rlkit.deploy.serving.metrics import ServerMetrics
 from rlkit.deploy.serving.model import ServedModel, load_model
 from rlkit.deploy.serving.schemas import (
+    DEFAULT_TOKENS,
     ChatCompletion,
     ChatRequest,
     GenerateAnswer,
@@ -71,7 +72,7 @@ def _answering(app: FastAPI) -> None:
     async def generate(asked: GenerateRequest, request: Request) -> GenerateAnswer:
         """One answer to a text, and how sure the model is of it."""
         batcher: Batcher = request.app.state.batcher
-        answer = await ask(request, asked, batcher, asked.max_tokens)
+        answer = await ask(request, asked, batcher, DEFAULT_TOKENS)
         answer = await unless_gone(request, answer.all())
         clues = batcher.served.clues
         return GenerateAnswer(

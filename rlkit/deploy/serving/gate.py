@@ -48,7 +48,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        path, start, status = scope["path"], time.monotonic(), [499]
+        path, start, status = path_of(scope), time.monotonic(), [499]
         label = path if path in _KNOWN else "other"
 
         async def noting(message: Message) -> None:
@@ -64,9 +64,10 @@ class Gate:
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["path"] != HEALTH:
+            path = path_of(scope)
+            if path != HEALTH:
                 self._check_asker(scope)
-            if scope["path"] not in COSTLY or scope["method"] != "POST":
+            if path not in COSTLY or scope["method"] != "POST":
                 return await self.app(scope, receive, send)
             self._check_place()
             self._check_size(_length(scope))
@@ -147,6 +148,13 @@ class Gate:
             raise ServeError(
                 413, f"the body is larger than {self.settings.max_body} bytes; send less text."
             )
+
+
+def path_of(scope: Scope) -> str:
+    """The path as Starlette's routing reads it: without the prefix of a proxy (`uvicorn
+    --root-path`) or of an app that this one is mounted in, which servers leave in it."""
+    path, root = scope["path"], scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def is_loopback(address: str) -> bool:

@@ -51,6 +51,7 @@ def _characters(text: str) -> str:
 HALF_A_PAIR = "the text holds half of a surrogate pair, which is no character"
 AnyText = Annotated[str, AfterValidator(_characters)]
 Text = Annotated[AnyText, Field(min_length=1)]
+DEFAULT_TOKENS = 512  # of an answer to /generate
 # each token of an answer is searched for all of them
 StopText = Annotated[Text, Field(max_length=256)]
 WHOLE = BeforeValidator(_whole)
@@ -80,7 +81,7 @@ class _Asked(BaseModel):
 
 class GenerateRequest(_Asked):
     text: Text
-    max_tokens: Annotated[Tokens | None, _null_is(512)] = 512
+    max_tokens: Tokens | None = DEFAULT_TOKENS  # null, too: that, or what the context has room for
     temperature: Annotated[Temperature | None, _null_is(0.7)] = 0.7
     top_p: Annotated[Probability | None, _null_is(1.0)] = 1.0
     stop: Stop | None = None

@@ -38,12 +38,15 @@ class RowCache(DecodingCache):
         self._bias = {}
 
     def admit(self, layers: Sequence[tuple[Tensor, Tensor]], length: int) -> None:
-        """A new last row: keys and values (1, J, length, D) of its tokens, layer by layer."""
+        """A new last row: keys and values (1, J, length, D) of its tokens, layer by layer. Places
+        behind them are zeros: what is hidden is still multiplied (by 0), and what another request
+        left there may not be finite."""
         if length >= self.capacity:
             self._grow(length + 1)
         for layer, pair in enumerate(layers):
             for buffer, new in zip(self._of(layer, pair[0]), pair, strict=True):
                 buffer[len(self.lengths), :, :length] = new[0]
+                buffer[len(self.lengths), :, length:] = 0
         self.lengths.append(length)
         self._places = None
 
@@ -53,10 +56,9 @@ class RowCache(DecodingCache):
         if not last:
             return self.clear()
         if row != last:
-            length = self.lengths[last]
             for pair in self._buffers.values():
                 for buffer in pair:
-                    buffer[row, :, :length] = buffer[last, :, :length]
+                    buffer[row] = buffer[last]  # with the zeros behind its tokens
         self.lengths[row] = self.lengths[last]
         self.lengths.pop()
         self._places = None
@@ -106,7 +108,7 @@ class RowCache(DecodingCache):
         return self._buffers[layer]
 
     def _grow(self, least: int) -> None:
-        """Room for `least` places; zeros, since what is hidden is still multiplied (by 0)."""
+        """Room for `least` places; zeros, as `admit` has them."""
         while self.capacity < least:
             self.capacity *= 2
         for layer, pair in self._buffers.items():

@@ -20,10 +20,14 @@ from rlkit.deploy.serving.settings import ServerSettings
 class Live:
     """`app` and its `url`."""
 
-    def __init__(self, served: ServedModel, env: dict[str, str], **settings: Any) -> None:
+    def __init__(
+        self, served: ServedModel, env: dict[str, str], root_path: str = "", **settings: Any
+    ) -> None:
         limits = ServerSettings.from_env(env, model="x", **settings)
         self.app = create_app(limits, replace(served, context=limits.context))
-        config = uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=30)
+        config = uvicorn.Config(
+            self.app, log_level="error", timeout_graceful_shutdown=30, root_path=root_path
+        )
         self._server = uvicorn.Server(config)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

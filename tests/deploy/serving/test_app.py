@@ -341,6 +341,26 @@ def test_a_load_balancer_may_ask_for_the_head_of_health_alone(live):
     assert (answer.status_code, answer.content) == (200, b"")
 
 
+def test_max_tokens_null_gives_way_to_the_context_as_the_default_does(serving):
+    body = {"text": "abc", "temperature": 0, "raw": True, "max_tokens": None}
+    answer = serving(context=100).ask("/generate", body)
+    assert answer.status_code == 200 and answer.json()["completion_tokens"] == 97
+
+
+@pytest.mark.parametrize("root", ["/api", "/api/"])
+def test_behind_a_proxys_prefix_the_same_limits_hold(serving, root):
+    server = serving("geheim", root_path=root, max_body=2000)
+    key = {"Authorization": "Bearer geheim"}
+    assert server.ask("/health").status_code == 200  # needs no token there either
+    error_of(server.ask("/generate", {"text": "a"}), 401)
+    long = server.ask("/generate", {"text": "a" * 3000}, headers=key)
+    assert "larger than 2000 bytes" in error_of(long, 413)["message"]
+    body = {"text": "abc", "max_tokens": 3}
+    assert server.ask("/generate", body, headers=key).status_code == 200
+    counted = server.ask("/metrics", headers=key).text
+    assert 'rlkit_requests_total{path="/generate",status="200"} 1.0' in counted
+
+
 def test_max_tokens_null_is_the_default(live):
     body = {"text": "abc", "raw": True, "temperature": 0}
     plain, null = (live.ask("/generate", body | more) for more in ({}, {"max_tokens": None}))
