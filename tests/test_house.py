@@ -146,6 +146,19 @@ def test_no_file_names_a_package_index_or_a_persons_folder():
         assert not re.search(r"(?m)(?:^|[\s='\"])/(?!dev/)\w+/", text), name  # an absolute path
 
 
+def test_extras_are_installed_from_this_folder_and_never_by_a_registrys_name():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras, told = set(tool["project"]["optional-dependencies"]), set()
+    files = [path for folder in ("rlkit", "docs", "params", "notebooks", "benchmarks")
+             for path in (ROOT / folder).rglob("*")
+             if path.suffix in (".py", ".md", ".yaml", ".ipynb")]  # fmt: skip
+    for path in [*files, ROOT / "README.md", ROOT / "environment.yml"]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(rf"rlkit\[({'|'.join(extras)})", text), path
+        told |= set(re.findall(r"'\.\[(\w+)\]'", text))
+    assert told == extras
+
+
 def test_templates_and_schemas_are_package_data():
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     patterns = tool["setuptools"]["package-data"]["rlkit"]

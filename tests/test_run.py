@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from rlkit.config import RunConfig
 from rlkit.errors import DataError, RlkitError, RunError
 from rlkit.lineage import git_state
-from rlkit.run import Run, find_run, list_runs, load_run
+from rlkit.run import MAY_CHANGE, Run, find_run, list_runs, load_run
 
 
 @pytest.fixture
@@ -57,6 +58,13 @@ def test_a_trained_run_may_be_judged_and_served_from_elsewhere(config):
     assert Run.open(elsewhere).config.executor.served_model == "tuned"
     with pytest.raises(RunError, match="executor.layout"):
         Run.open(config.with_overrides("executor.layout=bare"))
+
+
+def test_the_readme_names_every_parameter_that_may_change(root):
+    text = (root / "README.md").read_text(encoding="utf-8")
+    told = text[text.index("After that these may change") : text.index("| `config.yaml` |")]
+    wanted = {name.rstrip(".") for name in MAY_CHANGE}
+    assert set(re.findall(r"`([a-z_.]+)`", told)) == wanted - {"overrides"}  # a run keeps none
 
 
 def test_other_differences_are_listed_key_by_key(config):

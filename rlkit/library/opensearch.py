@@ -157,8 +157,8 @@ def connect(search_config: Any) -> Any:
         from opensearchpy import OpenSearch
     except ImportError:
         raise ConfigError(
-            "search.backend opensearch needs the package opensearch-py; run "
-            "`pip install 'rlkit[opensearch]'`."
+            "search.backend opensearch needs the package opensearch-py; install it with: pip "
+            "install -c constraints.txt -e '.[opensearch]'"
         ) from None
     logging.getLogger("opensearch").addHandler(logging.NullHandler())  # it logs every retry
     user, key = os.environ.get(USER), os.environ.get(API_KEY)

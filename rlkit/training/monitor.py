@@ -18,8 +18,8 @@ def check_trackers(config: Any) -> None:
         import wandb  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "monitoring.use_wandb is true, but wandb is not installed; install the extra "
-            "'tracking', or set monitoring.use_wandb to false."
+            "monitoring.use_wandb is true, but wandb is not installed; install it with: pip "
+            "install -c constraints.txt -e '.[tracking]', or set monitoring.use_wandb to false."
         ) from error
 
 

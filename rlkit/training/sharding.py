@@ -97,8 +97,8 @@ def import_deepspeed() -> Any:
         import deepspeed
     except ImportError as error:
         raise ConfigError(
-            "accelerate asks for DeepSpeed, which is not installed; pip install "
-            "'rlkit[distributed]', or take params/accelerate/fsdp.yaml."
+            "accelerate asks for DeepSpeed, which is not installed; install it with: pip install "
+            "-c constraints.txt -e '.[distributed]', or take params/accelerate/fsdp.yaml."
         ) from error
     deepspeed.utils.logger.setLevel("WARNING")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("opensearchpy", reason="pip install 'rlkit[opensearch]'")
+pytest.importorskip("opensearchpy", reason="pip install -e '.[opensearch]'")
 
 from rlkit.errors import AgentError, ConfigError, DataError, ServerAwayError  # noqa: E402
 from rlkit.library import opensearch  # noqa: E402
