@@ -6,6 +6,7 @@ are made of params/study/base.yaml and queue.yaml.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Mapping
@@ -351,7 +352,16 @@ def params_files(found: Mapping[str, Part]) -> dict[str, Part]:
     return files
 
 
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> None:
+    """Write the params files anew; there is nothing to choose."""
+    argparse.ArgumentParser(
+        prog="python benchmarks/study/parts.py",
+        description="Write params/study/<part>.yaml anew, of its base.yaml and of queue.yaml.",
+    ).parse_args(arguments)
     for name, part in params_files(parts()).items():
         (BASE.parent / name).write_text(params_text(part), encoding="utf-8")
         print(BASE.parent / name)
+
+
+if __name__ == "__main__":
+    main()

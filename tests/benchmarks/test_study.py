@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study import parts as study_parts
 from benchmarks.study.parts import (
     BASE,
     DATA,
@@ -132,3 +133,16 @@ def test_a_params_file_is_its_part(name):
 
 def test_no_params_file_is_left_over():
     assert {path.name for path in BASE.parent.glob("*.yaml")} == {"base.yaml", *FILES}
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), (["--out", "x"], 2), (["x"], 2)])
+def test_a_question_about_the_script_rewrites_no_params_file(
+    arguments, code, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(study_parts, "BASE", tmp_path / "base.yaml")
+    with pytest.raises(SystemExit) as ended:
+        study_parts.main(arguments)
+    assert ended.value.code == code and not list(tmp_path.iterdir())
+    study_parts.main([])
+    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
+    assert capsys.readouterr().out.count(str(tmp_path)) == len(FILES)
