@@ -34,8 +34,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         blocks.append("What the trainings had:\n\n" + _controls(result["controls"]))
     if result["teams"]["policies"]:
         blocks.append("Teams over whole questions:\n\n" + _teams(result["teams"]))
-    if result["hotpotqa"]["all rounds"]:
-        blocks.append("HotpotQA, tuned minus warm start:\n\n" + _hotpotqa(result["hotpotqa"]))
+    if result["hotpotqa"]["policies"]:
+        blocks.append("HotpotQA, never trained on:\n\n" + _hotpotqa(result["hotpotqa"]))
     targets = (f"- **{row['target']}**: {row['said']}" for row in result["targets"])
     blocks.append("Targets:\n\n" + "\n".join(targets))
     if result["ablations"]:
@@ -134,12 +134,19 @@ def _teams(found: Mapping[str, Any]) -> str:
 
 
 def _hotpotqa(found: Mapping[str, Any]) -> str:
-    rows = (
-        (name, _difference(of), " ".join(signed(mean) for mean in of["seeds"].values()), of["n"])
-        for name, of in found.items()
-        if of
-    )
-    return _table(("states", "discovery", "each seed", "n"), rows)
+    header = ("states", "policy", "discovery", "each seed", "greedy", "documents read",
+        "tuned minus it", "greedy", "n")  # fmt: skip
+    rows = []
+    for which, policies in found["policies"].items():
+        minus = found["tuned minus"][which]
+        for name, row in policies.items():
+            main, greedy = row["discovery"], row["discovery (greedy)"]
+            seeds = " ".join(_share(mean) for mean in main["seeds"].values())
+            against = [minus.get(f"{name}{how}") for how in ("", " (greedy)")]
+            rows.append((which, row["title"], _interval(main), seeds, _mean(greedy, 3),
+                _mean(row["documents_read"], 1),
+                *(_difference(of) if of else "" for of in against), main["n"]))  # fmt: skip
+    return _table(header, rows)
 
 
 def _ablations(rows: Sequence[Mapping[str, Any]]) -> str:

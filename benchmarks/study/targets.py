@@ -9,9 +9,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.study.games import team_differences, team_figures
+from benchmarks.study.hotpotqa import FROM_ROUND, hotpotqa_difference, hotpotqa_figures
 from benchmarks.study.parts import metrics
-from benchmarks.study.rows import Rows, Values, by_question, curve, first_reaching
-from rlkit.results.statistics import SeedsInterval, seeds_interval, signed
+from benchmarks.study.rows import Rows, curve, first_reaching
+from rlkit.results.statistics import SeedsInterval, signed
 
 NOT_RUN = "not run yet"
 THIRD = 1 / 3  # of TRL's time, for the same discovery
@@ -77,42 +78,26 @@ HOTPOTQA = Target("HotpotQA, never trained on: tuned not worse than warm start",
 def further_targets(rows: Rows) -> dict[str, Any]:
     """Teams over whole questions, and HotpotQA: figures, and their targets."""
     teams = {other: plain_interval(found) for other, found in team_differences(rows).items()}
-    hotpotqa = {
-        which: _seeds(rows, lambda seed, f=first: _hotpotqa(rows, seed, f))
-        for which, first in (("all rounds", 1), ("round 2 and later", 2))
+    minus = {
+        which: {
+            f"{other}{' (greedy)' * greedy}": plain_interval(found)
+            for other in ("adapter", "raw_question")
+            for greedy in (False, True)
+            if (found := hotpotqa_difference(rows, which, other, greedy))
+        }
+        for which in FROM_ROUND
     }
     seeds = len(rows.seeds)
     targets = [target.judged(teams.get(other, {}), seeds) for other, target in TEAMS.items()]
-    targets.append(HOTPOTQA.judged(hotpotqa["all rounds"], seeds))
+    targets.append(HOTPOTQA.judged(minus["all rounds"].get("adapter", {}), seeds))
     teams = {"policies": team_figures(rows), "tuned minus": teams}
+    hotpotqa = {"policies": hotpotqa_figures(rows), "tuned minus": minus}
     return {"teams": teams, "hotpotqa": hotpotqa, "targets": targets}
-
-
-def _seeds(rows: Rows, pair: Any) -> dict[str, Any]:
-    """A paired difference over the seeds that have one; {} without any."""
-    found = {seed: pair(seed) for seed in rows.seeds}
-    known = {seed: one for seed, one in found.items() if one is not None}
-    return plain_interval(seeds_interval(known)) if known else {}
 
 
 def plain_interval(found: SeedsInterval) -> dict[str, Any]:
     seeds = {str(seed): one.mean for seed, one in found.per_seed.items()}
     return {**found.averaged._asdict(), "seeds": seeds, "caution": found.averaged.caution}
-
-
-def _hotpotqa(rows: Rows, seed: int, first_round: int) -> tuple[Values, Values] | None:
-    """Tuned and warm start; the latter stands there as a checkpoint, by its folder's name."""
-    evaluation = rows.evaluation("hotpotqa", str(seed))
-    if evaluation is None:
-        return None
-    kept = {s["state_id"] for s in evaluation.states if s["round"] >= first_round}
-    pair = []
-    for policy in ("tuned", "adapter"):
-        actions = rows.actions("hotpotqa", str(seed), policy)
-        if actions is None:
-            return None
-        pair.append(by_question(actions[actions["state_id"].isin(kept)], "discovery_rate"))
-    return pair[0], pair[1]
 
 
 def trl_against_ours(output: Path, seed: int) -> dict[str, Any]:

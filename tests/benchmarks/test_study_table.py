@@ -14,7 +14,7 @@ from benchmarks.study.markdown import markdown
 from benchmarks.study.parts import Part
 from benchmarks.study.rows import Rows, by_question, curve, first_reaching, measured
 from benchmarks.study.table import by_round, controls, difference, policies, study, text
-from benchmarks.study.targets import Target, trl_against_ours
+from benchmarks.study.targets import Target, further_targets, trl_against_ours
 from rlkit.config import RunConfig
 from rlkit.errors import DataError
 from tests.benchmarks.made_study import STATES, write
@@ -210,6 +210,29 @@ def test_a_training_had_also_the_steps_behind_its_last_evaluation(tmp_path):
     assert controls(tmp_path, [Part("rejection/7", ("train",), "study-rejection-7")]) == {
         "rejection/7": {"minutes": 10.5, "steps": 11, "on dev": 1}
     }
+
+
+def test_hotpotqa_is_told_over_all_rounds_and_from_the_second_on(tmp_path):
+    kept = {"q1/0": "q1", "q2/1": "q2", "q3/1": "q3"}  # rounds 1, 2, 2
+    for seed in SEEDS:
+        found = {"q1/0": (1.0, [1.0, 0.0]), "q2/1": (1.0, [1.0, 1.0]), "q3/1": (0.0, [0.0, 0.0])}
+        warm = dict.fromkeys(kept, (0.0, [0.0, 0.0])) | {"q3/1": (0.0, [0.0, 0.5 * (seed == 9)])}
+        policies = {"tuned": found, "adapter": warm, "raw_question": dict.fromkeys(kept, 0.5)}
+        write(tmp_path, f"hotpotqa-{seed}", policies, kept)
+    told = further_targets(Rows(tmp_path, SEEDS, SEARCH))
+    both = told["hotpotqa"]["policies"]
+    assert both["all rounds"]["tuned"]["discovery"]["mean"] == pytest.approx(0.5)
+    assert both["round 2 and later"]["tuned"]["discovery (greedy)"]["mean"] == 0.5
+    assert both["all rounds"]["adapter"]["discovery"]["seeds"] == pytest.approx(
+        {"7": 0.0, "8": 0.0, "9": 0.25 / 3}
+    )
+    minus = told["hotpotqa"]["tuned minus"]
+    assert minus["round 2 and later"]["adapter"]["seeds"] == pytest.approx(
+        {"7": 0.5, "8": 0.5, "9": 0.375}
+    )
+    assert minus["all rounds"]["raw_question (greedy)"]["mean"] == pytest.approx(0.5 / 3)
+    (target,) = [row for row in told["targets"] if row["target"].startswith("HotpotQA")]
+    assert target["mean"] == minus["all rounds"]["adapter"]["mean"] == pytest.approx(0.5 - 0.25 / 9)
 
 
 def test_two_plots_are_written_of_what_there_is(output):
