@@ -20,6 +20,7 @@ from rlkit.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGES = sorted([ROOT / "README.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")])
 READMES = [ROOT / "README.md", ROOT / "docs" / "README.zh.md"]
 # A file imports from its own layer and from those before it.
 LAYERS = [
@@ -214,11 +215,21 @@ def test_the_commands_of_a_readme_exist(readme):
     assert {"make demo", "make test"} <= seen
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
-def test_the_links_of_a_readme_lead_somewhere(readme):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", readme.read_text(encoding="utf-8")):
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_links_of_a_page_lead_somewhere(page):
+    for target, heading in re.findall(
+        r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")
+    ):
         if not target.startswith(("http://", "https://")):
-            assert (readme.parent / target).exists(), target
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not heading or heading in headings(there), f"{target}#{heading}"
+
+
+def headings(page):
+    """The anchors of a Markdown page, as GitHub names them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in found}
 
 
 def test_ci_runs_the_readmes_test_command():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -109,15 +109,17 @@ class RewardCalculator:
         if unjudged == len(verdicts):
             return Reward(None, counts, unjudged, False, None)
         if self.function is not None:
-            new_ones = [document for document in doc_results if document.new]
-            total, without_seen = self.own(doc_results, state), self.own(new_ones, state)
+            once = _once(doc_results, verdicts)
+            new_ones = [document for document in once if document.new]
+            total, without_seen = self.own(once, state), self.own(new_ones, state)
+            self._refuse_below_invalid(total, len(once) - unjudged)
             return Reward(total, counts, unjudged, False, without_seen)
         new = {key: count for key, count in counts.items() if key.endswith("_new")}
         return Reward(self.of_counts(counts), counts, unjudged, False, self.of_counts(new))
 
     def own(self, documents: Sequence[DocumentResult], state: Any) -> float:
         """What `function` gives the judged ones of some documents, rounded to 1e-6; 0 without any.
-        Raises DataError where that is no finite number, or not above `invalid`."""
+        Raises DataError where that is no finite number."""
         judged = [document for document in documents if document.verdict is not None]
         found = self.function(judged, state) if judged else 0.0
         if not isinstance(found, Real) or not math.isfinite(found):
@@ -125,13 +127,16 @@ class RewardCalculator:
                 f"reward.function gave {found!r} for {len(judged)} documents; it must give a "
                 "finite number."
             )
-        if found <= self.invalid:
+        return round(float(found), DECIMALS) + 0.0
+
+    def _refuse_below_invalid(self, total: float, judged: int) -> None:
+        """Of whole actions alone: a part of one, such as its new documents, may be worth less."""
+        if total <= self.invalid:
             raise DataError(
-                f"reward.function gave {found:g} for {len(judged)} documents, and an invalid "
+                f"reward.function gave {total:g} for {judged} documents, and an invalid "
                 f"action is paid {self.invalid:g}; lower reward.invalid, so that every valid "
                 "action is worth more."
             )
-        return round(float(found), DECIMALS) + 0.0
 
     def worth(self, documents: Sequence[DocumentResult], state: Any) -> float:
         """R(documents) of some of an action's documents; an unjudged one adds nothing."""
@@ -193,6 +198,16 @@ def _first_verdicts(
         if verdicts.get(docid) is None:
             verdicts[docid] = verdict
     return verdicts
+
+
+def _once(
+    doc_results: Iterable[DocumentResult], verdicts: Mapping[str, Verdict | None]
+) -> list[DocumentResult]:
+    """Each document once, where it came first, with the verdict that counts for it."""
+    first: dict[str, DocumentResult] = {}
+    for document in doc_results:
+        first.setdefault(document.docid, replace(document, verdict=verdicts[document.docid]))
+    return list(first.values())
 
 
 def _value(values: Any, key: str) -> float:

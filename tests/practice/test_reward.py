@@ -99,6 +99,28 @@ def test_invalid_must_lie_below_every_valid_action() -> None:
     RewardCalculator(VALUES | {"discard_seen": 0.0, "invalid": -0.1}, 4, 5)
 
 
+def seen_and_new(documents, state) -> float:
+    """A reward of one's own: 1 for each new IMPORTANT document, .25 for each seen one."""
+    return sum(1.0 if d.new else 0.25 for d in documents if d.verdict == "IMPORTANT")
+
+
+def test_a_reward_of_one_s_own_is_given_each_document_once() -> None:
+    own = RewardCalculator({**VALUES, "invalid": -1.0}, 4, 5, seen_and_new)
+    found = documents({"a": None, "b": "IMPORTANT"})
+    judged_later = documents({"a": "IMPORTANT"})
+    reward = own.compute_reward([*found, *judged_later, *found], seen_docids=())
+    assert (reward.total, reward.counts["important_new"], reward.unjudged) == (2.0, 2, 0)
+
+
+def test_an_action_with_only_seen_documents_may_be_paid_through_them_alone() -> None:
+    own = RewardCalculator({**VALUES, "invalid": 0.0}, 4, 5, seen_and_new)
+    seen = [DocumentResult("a", "a", "IMPORTANT", False, 1, "clue")]
+    reward = own.compute_reward(seen, seen_docids={"a"})
+    assert (reward.total, reward.without_seen) == (0.25, 0.0)
+    with pytest.raises(DataError, match=r"gave 0 for 1 documents, and an invalid action is paid 0"):
+        own.compute_reward(documents({"b": "DISCARD"}), seen_docids=())
+
+
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [
