@@ -18,6 +18,7 @@ APPLICATION_ID = 0x726C6B76  # "rlkv", SQLite's mark of who wrote the file
 SCHEMA = 1
 WAIT = 60.0  # seconds for another process's write
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_MAGIC = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html, section 1.3
 _TABLES = f"""
 CREATE TABLE verdicts (
     key TEXT PRIMARY KEY,
@@ -75,7 +76,16 @@ def checked(database: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 def _refuse_others(database: sqlite3.Connection, path: Path) -> None:
-    """Raise DataError for what is neither a file of verdicts nor an empty one."""
+    """Raise DataError for what is neither a file of verdicts nor an empty one. A file that does not
+    begin as SQLite's do is somebody's own, unless it begins with zeros, as a power cut leaves it.
+    """
+    with path.open("rb") as file:
+        begins = file.read(len(_MAGIC))
+    if begins.strip(b"\0") and begins != _MAGIC:
+        raise DataError(
+            f"{path} is no file of verdicts, but one of another kind; name another one as "
+            "checker.cache_path, or move this one away if it was yours and is damaged."
+        )
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
     empty = (application, version, _tables(database)) == (0, 0, 0)

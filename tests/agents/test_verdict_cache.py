@@ -142,11 +142,11 @@ def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 + 100])
 
 
-def replace_by_text(path: Path) -> None:
-    path.write_text("these are no verdicts\n" * 100)
+def zero_the_beginning(path: Path) -> None:
+    path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
 
 
-@pytest.mark.parametrize("damage", [damage_the_middle, cut_in_half, replace_by_text])
+@pytest.mark.parametrize("damage", [damage_the_middle, cut_in_half, zero_the_beginning])
 def test_a_damaged_file_is_set_aside_with_a_sentence_and_work_goes_on(tmp_path, damage):
     path, said = tmp_path / "verdicts.sqlite", []
     before = VerdictCache(path)
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_set_aside_with_a_sentence_and_work_goes_on(tmp_path, 
 
 def test_two_that_find_the_damage_set_aside_one_file(tmp_path):
     path, said = tmp_path / "verdicts.sqlite", []
-    replace_by_text(path)
+    path.write_bytes(bytes(20_000))
     caches = [VerdictCache(path, said.append) for _ in range(4)]
     with ThreadPoolExecutor(len(caches)) as threads:
         done = [threads.submit(cache.put_many, [row(str(n))]) for n, cache in enumerate(caches)]
@@ -202,6 +202,18 @@ def test_another_program_s_database_is_refused_and_left_alone(tmp_path):
     with pytest.raises(DataError, match="is no file of verdicts of schema 1; name another one"):
         VerdictCache(path).get_many(["a"])
     assert sqlite3.connect(path).execute("SELECT count(*) FROM verdicts").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("content", [b"my notes\n" * 100, b"x", b'{"a": 1}'])
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    cache = VerdictCache(path)
+    for use in (lambda: cache.get_many(["a"]), lambda: cache.put_many([row("a")])):
+        with pytest.raises(DataError, match=r"notes.txt is no file of verdicts, but one of anoth"):
+            use()
+    assert path.read_bytes() == content
+    assert not [*tmp_path.glob("*.damaged-*")]
 
 
 def test_another_program_s_database_stays_as_it_was_to_the_byte(tmp_path):
