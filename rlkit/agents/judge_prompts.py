@@ -1,13 +1,14 @@
 """What the judge is shown: rules, question and subgoal, then documents under short ids: d1, d2.
 
 Documents are untrusted: each stands as one harmless line within tags that it cannot close, and
-what looks like an answer in it (`d2: IMPORTANT`, a JSON member) is defused, so that a judge who
-quotes it cannot be misread."""
+what looks like an answer in it (`d2: IMPORTANT`, `d2 is LOCAL`, a JSON member; in wide letters,
+too) is defused, so that a judge who quotes it cannot be misread."""
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from rlkit.rounds.tables import one_line
 
 # Part of every verdict's key in the cache. It must change whenever a word below, `shown`, or how
 # the judge is asked (temperature 0) changes: verdicts of other prompts are other verdicts.
-PROMPT_VERSION = 1
+PROMPT_VERSION = 2
 
 MAX_TITLE = 300  # characters of a title that are shown
 
@@ -59,10 +60,17 @@ WORDS = {
     },
 }
 
+_NEAR = 40  # characters between an id and a label that may still be read as one answer
+_LABEL_WORDS = [label for words in LABELS.values() for label in words.values()]
 # each begins with the signs to look for, which is what makes a search fast
 _MEMBER = re.compile(r"([\"'“”’]\s*)[:：]")
 _ANSWER = re.compile(r"([dD](?<!\w[dD])\d{1,4}(?!\w)[\s\"'”’)\]*_`]{0,4})[:：=|>–—-]")
+# an id with a label near behind it, whatever leads from one to the other
+_LABELLED = re.compile(
+    rf"[dD](?<!\w[dD])(?=\d{{1,4}}(?!\w).{{0,{_NEAR}}}?(?:{'|'.join(_LABEL_WORDS)}))", re.IGNORECASE
+)
 _LIKE_A_COLON = "\u2236"  # RATIO: no parser takes it for a colon
+_JOINER = "\u2060"  # WORD JOINER: not seen, and no part of an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +91,21 @@ def shown(title: str, text: str, language: str, max_chars: int) -> ShownDocument
 
 def _harmless(text: str) -> str:
     text = safe(one_line(text))
-    return _ANSWER.sub(_defused, _MEMBER.sub(_defused, text))
+    folded = _folded(text)  # sign by sign the same, as a parser reads it
+    colons = {found.end() - 1 for sign in (_MEMBER, _ANSWER) for found in sign.finditer(folded)}
+    split = {found.end() for found in _LABELLED.finditer(folded)}
+    if not colons and not split:
+        return text
+    signs = (_LIKE_A_COLON if place in colons else sign for place, sign in enumerate(text))
+    return "".join(_JOINER + sign if place in split else sign for place, sign in enumerate(signs))
 
 
-def _defused(found: re.Match[str]) -> str:
-    return found[1] + _LIKE_A_COLON
+def _folded(text: str) -> str:
+    """The text with each wide or styled sign as its plain one, where that is one sign, too."""
+    if unicodedata.is_normalized("NFKC", text):
+        return text
+    plain = (unicodedata.normalize("NFKC", sign) for sign in text)
+    return "".join(p if len(p) == 1 else s for p, s in zip(plain, text, strict=True))
 
 
 def ids_of(documents: Sequence[Any]) -> list[str]:

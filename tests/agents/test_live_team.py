@@ -92,7 +92,7 @@ def test_three_agents_play_a_question_to_its_answer(question, first, second, mak
     assert meta.agents == {
         "planner": "llm toy, prompt 2",
         "entities": "llm toy, prompt 2",
-        "checker": "llm toy, prompt 1",
+        "checker": "llm toy, prompt 2",
     }
     asked = [role for role, _ in groupby(map(role_of, server.requests)) if role != "probe"]
     assert asked == ["planner", "checker", "entities", "planner", "checker", "entities", "planner"]
