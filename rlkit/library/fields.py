@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from rlkit.errors import DataError
 from rlkit.library.corpus import clean_text
 
+MAX_ID = 500  # characters; records of rounds allow no more (rlkit/rounds/state.py, DocId)
+
 
 class Row(NamedTuple):
     """One object of a file, and where it stands (`file, line n`)."""
@@ -46,12 +48,18 @@ def text_field(row: Row, *names: str, required: bool = True) -> str:
 def identifier(row: Row, *names: str) -> str:
     """The first of the named fields as an id; whole numbers are taken as text.
 
-    Raises DataError where it is missing, empty, or neither.
+    Raises DataError where it is missing, empty, neither, or too long for a record of a round.
     """
     name = _present(row, names)
     if name is None:
         return text_field(row, *names)
-    return _identifier(row.fields[name], f"{row.where}, field '{name}'")
+    found = _identifier(row.fields[name], f"{row.where}, field '{name}'")
+    if len(found) > MAX_ID:
+        raise DataError(
+            f"{row.where}, field '{name}': an id of {len(found)} characters; at most {MAX_ID} are "
+            "allowed, so give it a shorter one."
+        )
+    return found
 
 
 def strings(row: Row, *names: str) -> tuple[str, ...]:

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from rlkit.errors import DataError
 from rlkit.library.corpus import Corpus, Document, Library, Question, clean_text
 from rlkit.library.qrels import read_qrels
 from rlkit.library.readers import read_corpus, read_library, read_questions
+from rlkit.rounds.state import DocId
 
 
 def jsonl(path, *rows):
@@ -86,6 +88,10 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path):
         ({"title": "T", "text": "x"}, "line 2, field 'id' or '_id' or 'docid': missing"),
         ({"id": "", "text": "x"}, "line 2, field 'id': empty"),
         ({"id": True, "text": "x"}, "line 2, field 'id': a bool where text is wanted"),
+        (
+            {"id": "b" * 501, "text": "x"},
+            "line 2, field 'id': an id of 501 characters; at most 500",
+        ),
         ({"id": "b"}, "line 2, field 'text' or 'contents': missing"),
         ({"id": "b", "text": ["x"]}, "line 2, field 'text': a list where text is wanted"),
         ({"id": "b", "text": " \x00 "}, "line 2, field 'text': empty"),
@@ -113,6 +119,14 @@ def test_errors_of_questions_name_file_line_and_field(tmp_path, row, message):
     with pytest.raises(DataError) as error:
         read_questions(path)
     assert f"{path}, line 1, {message}" in str(error.value)
+
+
+def test_an_id_as_long_as_records_of_rounds_allow_is_read(tmp_path):
+    longest = "b" * 500
+    assert [*read_corpus(jsonl(tmp_path / "c.jsonl", {"id": longest, "text": "x"}))]
+    assert TypeAdapter(DocId).validate_python(longest) == longest
+    with pytest.raises(ValidationError):
+        TypeAdapter(DocId).validate_python(longest + "b")
 
 
 def test_broken_empty_and_missing_files_are_one_sentence(tmp_path):
