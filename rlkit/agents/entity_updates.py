@@ -142,8 +142,8 @@ def _attributes(before: Mapping[str, Any], given: Any) -> dict[str, Any]:
 def _value(value: Any) -> str:
     if isinstance(value, list):
         return _text("; ".join(filter(None, map(_value, value[:MAX_ATTRIBUTES]))), MAX_TEXT)
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return _text(str(value) if is_number else value, MAX_TEXT)
+    is_float = isinstance(value, float) and math.isfinite(value)
+    return _text(str(value) if is_float or isinstance(value, int) else value, MAX_TEXT)
 
 
 def _joined(before: tuple[str, ...], given: Any, docids: Mapping[str, str]) -> tuple[str, ...]:

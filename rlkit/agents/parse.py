@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rlkit.agents.clues import MAX_CLUE_WORDS, MAX_RAW_CHARS, clean_clue
 from rlkit.library.tokenize import folded
 
-MAX_LINE_WORDS = 30  # a longer line is prose
+MAX_LINE_WORDS = 30  # a longer line is prose, unless it is numbered within a block of clues
 
 _TAG = re.compile(
     r"<[ \t]*+(/?)[ \t]*+(search_clues|search|clue|analysis|think(?:ing)?)\b[^<>]*+>", re.IGNORECASE
@@ -198,7 +198,7 @@ def _in_blocks(text: str, tags: list[_Tag], name: str) -> tuple[list[_Candidate]
             lines = list(_lines(text, start, end))
             unfinished = not closed and bool(lines) and text[end - 1] not in "\r\n"
             cut = int(unfinished and bool(text[slice(*lines[-1])].strip()))
-            more = _list_items(text, lines[:-1] if unfinished else lines)
+            more = _list_items(text, lines[:-1] if unfinished else lines, MAX_CLUE_WORDS)
         found += more
         cut_off += cut
     return found, cut_off
@@ -256,13 +256,16 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         start += len(line)
 
 
-def _list_items(text: str, lines: list[tuple[int, int]]) -> list[_Candidate]:
-    """One candidate a line; where some lines are numbered or bulleted, only those."""
+def _list_items(
+    text: str, lines: list[tuple[int, int]], marked_words: int = MAX_LINE_WORDS
+) -> list[_Candidate]:
+    """One candidate a line; where some lines are numbered or bulleted, only those, and each of at
+    most `marked_words`."""
     marked, plain = [], []
     for start, end in lines:
         marker = _MARKER.match(text, start, end)
         if marker:
-            marked.append(_Candidate(marker.end(), end, MAX_LINE_WORDS))
+            marked.append(_Candidate(marker.end(), end, marked_words))
         elif not text[start:end].isspace() and not text[start:end].rstrip().endswith((":", "：")):
             plain.append(_Candidate(start, end, MAX_LINE_WORDS))
     return marked or plain

@@ -223,6 +223,15 @@ def test_odd_values_of_attributes_become_text_or_are_left_out():
     assert ada.attributes == {"born": "1931", "on": "True", "works": "A; 2"}
 
 
+def test_a_number_of_hundreds_of_digits_is_text_like_any_other():
+    text = json.dumps({"entities": [{"name": "Ada Holt", "attributes": {"rank": 7}}]})
+    tables, _ = updated(text.replace("7", "7" * 400))
+    ada = next(row for row in tables.entities if row.name == "Ada Holt")
+    assert set(ada.attributes) == {"rank"} and ada.attributes["rank"].startswith("777")
+    tables, _ = updated(text.replace("7", "7" * 5000))  # more than Python reads as a number
+    assert all(not row.attributes for row in tables.entities if row.name == "Ada Holt")
+
+
 def test_one_reply_can_add_only_so_much():
     words = [f"Name{i}" for i in range(100)]
     read = [ReadDocument(Document("doc-1", "T", " ".join(words).lower()), "IMPORTANT")]

@@ -151,6 +151,19 @@ def test_format_is_the_inverse_of_parse(layout: str) -> None:
     assert clues(text, max_clues=9) == written
 
 
+@pytest.mark.parametrize("layout", ["bare", "two_phase", "legacy"])
+@pytest.mark.parametrize("words", [30, 31, 64])
+def test_a_clue_as_long_as_a_clue_may_be_is_read_in_every_layout(layout: str, words: int) -> None:
+    written = " ".join(f"w{number}" for number in range(words))
+    assert clues(format_clues([written], layout)) == [written]
+
+
+def test_a_long_line_is_prose_unless_it_is_marked_within_a_block() -> None:
+    prose = " ".join(["word"] * 31)
+    for text in (f"<search>{prose}\nElm Row\n</search>", f"Clues:\n1. {prose}\n2. Elm Row\n"):
+        assert clues(text) == ["Elm Row"]
+
+
 def test_an_unknown_layout_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'legacy'"):
         format_clues(["a"], "legaci")
