@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rlkit.rounds.tables import one_line
 
+MAX_WORDS = 30  # of a name; a longer run is a menu or a heading
 _QUOTED = re.compile(r"[《「『]([^《》「」『』]{2,60})[》」』]")
 _WORD = re.compile(r"[^\W_](?:[\w'’\-]|\.(?=\w))*|\S")
 _POSSESSIVE = re.compile(r"(?:['’]s?|-)$")
@@ -81,16 +82,17 @@ def _continues(run: list[re.Match[str]], word: re.Match[str], text: str) -> bool
 def _as_name(
     text: str, run: list[re.Match[str]], began_sentence: bool
 ) -> Iterator[tuple[int, str, bool]]:
-    """Cut words that cannot begin or end a name off a run."""
-    words = list(run)
-    while words and words[0][0].casefold() in _OPENERS and began_sentence:
-        words, began_sentence = words[1:], False
-        while words and words[0][0] in _JOINERS:
-            words = words[1:]
-    while words and (words[-1][0] in _JOINERS or words[-1][0] == "."):
-        words = words[:-1]
-    if not words or not _is_name_word(words[0][0]):
+    """Cut words that cannot begin or end a name off a run; one of too many words is none."""
+    first, end = 0, len(run)
+    if began_sentence and run[0][0].casefold() in _OPENERS:
+        first, began_sentence = 1, False
+        while first < end and run[first][0] in _JOINERS:
+            first += 1
+    while end > first and (run[end - 1][0] in _JOINERS or run[end - 1][0] == "."):
+        end -= 1
+    if not 0 < end - first <= MAX_WORDS or not _is_name_word(run[first][0]):
         return
+    words = run[first:end]
     name = _POSSESSIVE.sub("", text[words[0].start() : words[-1].end()])
     qualifier = _QUALIFIER.match(text, words[-1].end())
     name += qualifier[0] if qualifier else ""

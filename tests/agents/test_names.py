@@ -41,3 +41,17 @@ def test_long_texts_take_linear_time():
     for text in ("Ab " * 60_000, "《" * 60_000, "A." * 60_000, "of " * 60_000, "a" * 200_000):
         names_in(text)
     assert time.thread_time() - start < 5
+
+
+def test_a_menu_is_no_name_and_a_long_name_is_one():
+    menu = " ".join(["Home", "About", "Contact"] * 2000)
+    assert names_in(f"He read {menu}.") == []
+    longest = " ".join(["Maria"] + ["Antonia"] * 29)
+    assert names_in(f"He met {longest} there, and {longest} Anna.") == [longest]
+
+
+def test_joiners_behind_a_name_take_linear_time():
+    text = "He saw Elm Row " + "of the " * 60_000
+    start = time.thread_time()
+    assert names_in(text) == ["Elm Row"]
+    assert time.thread_time() - start < 5  # half a second; quadratic code takes minutes
