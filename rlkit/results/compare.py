@@ -25,7 +25,7 @@ from rlkit.results.evaluate import (
 )
 from rlkit.results.evaluation import MAYBE_UNRECORDED
 from rlkit.results.model_content import is_model_folder, weights_sum
-from rlkit.results.players import build_policies
+from rlkit.results.players import build_policies, identity
 from rlkit.run import Run
 from rlkit.training.checkpointing import PREFIX
 from rlkit.training.policy import prompt_counter
@@ -162,11 +162,10 @@ def wanted_policies(
     checkpoints: Sequence[str | Path],
     log: Callable[[str], None] = print,
 ) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The policies to compare, by name and in order, and the adapters of those that have one; see
-    `evaluate_run` for which."""
+    """The policies to compare, by name and in order, and the checkpoints of those that have one;
+    see `evaluate_run` for which."""
     policies, folders = _wanted(config, run, task, baseline, checkpoints, log)
-    adapters = {n: f for n, f in folders.items() if (f / "adapter_model.safetensors").is_file()}
-    return policies, adapters
+    return policies, {name: f for name, f in folders.items() if not is_model_folder(f)}
 
 
 def _wanted(
@@ -194,7 +193,8 @@ def _wanted(
 
 def collecting_policies(config: Any, run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Policies that play whole questions: those without a model, and `untouched`, `warm_start`
-    and `tuned` (the run's newest checkpoint) with one.
+    and `tuned` (the run's newest checkpoint) with one. The last is called by its checkpoint, too,
+    so that after more training it plays anew.
 
     Raises RunError where the run has no warm start or checkpoint that was asked for.
     """
@@ -204,7 +204,9 @@ def collecting_policies(config: Any, run: Run, names: Sequence[str]) -> dict[str
     if lacking:
         raise RunError(f"{run.folder} has no {lacking[0]} adapter yet; train the run first.")
     corpus = load_library(config).corpus
-    return build_policies(config, run, names, checkpoints, corpus)
+    policies = build_policies(config, run, names, checkpoints, corpus)
+    return {identity(n, p, checkpoints[n]) if n in checkpoints else n: p
+        for n, p in policies.items()}  # fmt: skip
 
 
 def open_run(config: Any) -> Run:

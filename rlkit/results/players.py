@@ -16,7 +16,7 @@ from rlkit.agents.prompt import build_messages
 from rlkit.library.corpus import Corpus
 from rlkit.results.answer_cache import DECODING, Answers, CachedSampler
 from rlkit.results.chosen import warm_start_of
-from rlkit.results.model_content import adapter_content, is_model_folder, model_content
+from rlkit.results.model_content import adapter_content, is_model_folder, model_content, weights_sum
 from rlkit.run import Run
 from rlkit.training.adapters import REFERENCE, add_adapter, using_adapter
 from rlkit.training.models import resolve_base_model
@@ -255,6 +255,15 @@ class _Builder:
         precision = self._precision(whole=True)
         self.log(f"model: {folder} on {precision.reason}")
         return load_base_model(folder, precision, trust_remote_code=model.trust_remote_code)
+
+
+def identity(name: str, policy: Any, checkpoint: Path | None) -> str:
+    """Who plays, as the records call it: a policy of that name with another checkpoint, or with
+    another served model, is another one and plays anew."""
+    if checkpoint is not None:
+        return f"{name} {checkpoint.name} {weights_sum(checkpoint)[:12]}"
+    label = getattr(policy, "label", None)
+    return f"{name} {label}" if isinstance(label, str) else name
 
 
 def _content(folder: Path) -> str:

@@ -8,7 +8,6 @@ safe, and a second call plays only what is not there yet. The comparison is kept
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ from rlkit.practice.collect_run import build_team, close
 from rlkit.practice.source import chosen_questions, load_library
 from rlkit.practice.task import build_search_task
 from rlkit.results.compare import open_run, wanted_policies
+from rlkit.results.players import identity
 from rlkit.results.teams import Game, TeamComparison, final_answer, game_row
 from rlkit.rounds.reading import DamagedFile, read_recorded
 from rlkit.rounds.state import FINISHED, MetaFile, RoundFile, State
@@ -60,12 +60,12 @@ def compare_teams(
             f"the split {config.evaluation.split!r} holds no question; give more questions, or "
             "another evaluation.split."
         )
-    policies, adapters = wanted_policies(config, run, task, baseline, checkpoints, log)
+    policies, checkpoints_of = wanted_policies(config, run, task, baseline, checkpoints, log)
     games: dict[str, dict[str, Game]] = {}
     root = run.folder / "teams"
     with ExitStack() as closing:
         for name, policy in policies.items():
-            player = identity(name, policy, adapters.get(name))
+            player = identity(name, policy, checkpoints_of.get(name))
             if config.evaluation.question_first:
                 policy = QuestionFirst(policy, config.executor.layout)
                 player = f"{player} behind the question"
@@ -129,16 +129,6 @@ def split_questions(config: Any, states: Sequence[State]) -> list[Question]:
             state.question_id, state.question, answer, gold, state.hops
         )
     return chosen_questions(list(found.values()), config.evaluation.max_questions)
-
-
-def identity(name: str, policy: Any, adapter: Path | None) -> str:
-    """Who plays, as the records call it: a team of that name with another adapter, or with
-    another served model, is another one and plays anew."""
-    if adapter is not None:
-        content = (Path(adapter) / "adapter_model.safetensors").read_bytes()
-        return f"{name} {adapter.name} {hashlib.sha256(content).hexdigest()[:12]}"
-    label = getattr(policy, "label", None)
-    return f"{name} {label}" if isinstance(label, str) else name
 
 
 def recorded_games(root: Path, questions: Sequence[Question], collector: str) -> dict[str, Game]:

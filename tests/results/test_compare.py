@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from rlkit.config import RunConfig
 from rlkit.errors import AgentError, DataError, RunError
-from rlkit.results import players
+from rlkit.results import compare, players
 from rlkit.results.answer_cache import DECODING
 from rlkit.results.chosen import chosen_folders
 from rlkit.results.compare import _keep, _played, evaluate_run
@@ -294,6 +295,32 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(players, "load_model", counted)
     monkeypatch.setattr(players, "load_base_model", counted_whole)
     return seen
+
+
+def test_a_tuned_collector_is_another_one_after_more_training(
+    with_models: tuple[RunConfig, Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, first, second, _ = with_models
+    called = []
+    for folder in (first, second, first):
+        monkeypatch.setattr(compare, "chosen_folders", lambda *_, f=folder: {"tuned": f})
+        wanted = ["untouched", "tuned"]
+        called.append([*compare.collecting_policies(config, Run.open(config), wanted)])
+    assert called[0] == called[2] and [names[0] for names in called] == ["untouched"] * 3
+    assert [names[1].split()[:2] for names in called[:2]] == [
+        ["tuned", "checkpoint-1"],
+        ["tuned", "checkpoint-2"],
+    ]
+
+
+def test_a_checkpoint_of_all_weights_is_known_by_its_content(tmp_path: Path) -> None:
+    folder, known = tmp_path / "checkpoint-1", set()
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for value in (1.0, 2.0):
+        save_file({"weight": torch.full((4,), value)}, folder / "model.safetensors")
+        known.add(players.identity("tuned", object(), folder))
+    assert len(known) == 2 and all(name.startswith("tuned checkpoint-1 ") for name in known)
 
 
 def test_a_second_evaluation_loads_no_model_and_a_new_checkpoint_costs_only_itself(
