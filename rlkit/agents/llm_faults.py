@@ -1,5 +1,16 @@
 """What can go wrong with a request, and what follows from it: how long to wait, what to say.
 
+| fault | what follows | at the end |
+|---|---|---|
+| no connection, broken off | `patience` seconds for the server, then a try | ServerAwayError |
+| 502, 503, 504, and no models are listed | `patience` seconds, no try | ServerAwayError |
+| the same of one request while others have replies | `patience` seconds | AgentError |
+| 504 while models are listed; 408, 429, 5xx | `max_retries` tries, with pauses | AgentError |
+| an answer that is none | GARBLED_RETRIES tries | AgentError |
+| a prompt that is too long | shortened once, where allowed | ContextLengthError |
+| 400, 413, 422 otherwise | nothing | PromptRefusedError |
+| 401, 404, an impossible address | nothing: all would meet it | RefusedError |
+
 Text of servers is untrusted and may echo a key: it is shown as one short line, keys taken out."""
 
 from __future__ import annotations
@@ -21,7 +32,12 @@ from rlkit.errors import AgentError, ServerAwayError
 
 RETRY_AFTER_CAP = 120.0  # seconds; a server that wants more is not waited for
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds
-GATEWAY = (502, 503, 504)  # said by what stands in front of a server that is away or loading
+GATEWAY_TIMEOUT = 504  # it may be one request that takes too long
+GATEWAY = (
+    502,
+    503,
+    GATEWAY_TIMEOUT,
+)  # said by what stands in front of a server that is away or loading
 RETRIED = (408, 429)  # of the 4xx
 REFUSED = (401, 404)  # a wrong key, a model that is not there: the same for every request
 OF_PROMPTS = (400, 413, 422)  # said of what a request holds: a filter, a size

@@ -28,12 +28,25 @@ class Presence:
         self._away_since: float | None = None
         self._last_line: float | None = None  # None: nothing was said yet
         self._given_up: tuple[float, Fault] | None = None  # when, and why
+        self._last_answer: float | None = None
 
     def seen(self) -> None:
         """The server answered a request."""
+        self._last_answer = time.monotonic()
         if self._last_line is not None:
             self._log(f"{self._address} is back after {self._gone():.0f} s; going on.")
         self._away_since = self._last_line = self._given_up = None
+
+    def answered_since(self, moment: float) -> bool:
+        """Whether the server answered any request after a moment of `time.monotonic`."""
+        return self._last_answer is not None and self._last_answer > moment
+
+    async def is_there(self) -> bool:
+        """Whether the server lists its models, whatever its gateway says of one request."""
+        there = not isinstance(await self._wire.models(LOOK), Fault)
+        if there:
+            self.seen()
+        return there
 
     async def before_asking(self, patience: float) -> None:
         """Raise ServerAwayError if the server was waited for in vain and is still away, so that

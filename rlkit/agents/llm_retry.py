@@ -5,6 +5,7 @@ the server does not know is left out. Runs inside the client's loop."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from rlkit.agents.llm_context import read_overflow, refusal, shorten
 from rlkit.agents.llm_faults import (
+    GATEWAY_TIMEOUT,
     OF_PROMPTS,
     RETRY_AFTER_CAP,
     Fault,
@@ -179,9 +181,10 @@ class Requester:
         """What `attempt` brings, or the fault with which it makes no sense to go on.
 
         Raises AgentError where it failed `max_retries` + 1 times, where the server wants to be
-        left alone for too long, or where it stayed away.
+        left alone for too long, where it stayed away, or where a gateway held up this request for
+        `patience` seconds while others had their replies.
         """
-        tries = 0
+        tries, began = 0, None  # when a gateway first stood in the way
         await self.presence.before_asking(limits.patience)
         while True:
             outcome = await attempt()
@@ -196,7 +199,12 @@ class Requester:
                     f"more than the {RETRY_AFTER_CAP:.0f} s that are waited for; try again later, "
                     "or lower checker.concurrency."
                 )
-            if outcome.gateway:  # it may be loading, which is not for tries to bound
+            if outcome.gateway and not await self._is_its_own(outcome):
+                # it may be loading, which is not for tries to bound
+                began = time.monotonic() if began is None else began
+                waited = time.monotonic() - began
+                if waited >= limits.patience and self.presence.answered_since(began):
+                    raise self.error(outcome)  # others have their replies: it is this request
                 await self.presence.endure(outcome, limits.patience)
                 continue
             if outcome.away:
@@ -208,6 +216,11 @@ class Requester:
             self.usage.retries += 1
             pause = wait_before(1 if outcome.garbled else tries, outcome.retry_after)
             await asyncio.sleep(pause)
+
+    async def _is_its_own(self, fault: Fault) -> bool:
+        """Whether a gateway gave up on this one request, which took too long, although the server
+        is there: then it counts as a try like any other."""
+        return fault.status == GATEWAY_TIMEOUT and await self.presence.is_there()
 
     def error(self, fault: Fault, tries: int = 1) -> AgentError:
         """What is raised after `tries` attempts of which the last ended in `fault`."""

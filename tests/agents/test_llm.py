@@ -271,9 +271,37 @@ def test_a_gateway_that_is_loading_is_waited_for_beyond_the_retries(client):
         return Answer(status=(503, 502, 504)[n % 3], error="Loading model") if n < 6 else Answer()
 
     with FaultServer(script) as server:
+        server.models_answer = Answer(status=503, error="Loading model")
         assert client(server.url, patience=30.0, max_retries=0).chat(HELLO).text == "ok"
     with FaultServer([Answer(status=503, error="Loading model")]) as server:
         assert "Loading model" in said(client(server.url, patience=0.3).chat, HELLO)
+
+
+def test_a_request_that_alone_takes_too_long_for_a_gateway_is_given_up(client):
+    def script(body, n):
+        slow = "slow" in body["messages"][-1]["content"]
+        return Answer(status=504, error="upstream timed out") if slow else Answer()
+
+    slow = [{"role": "user", "content": "slow"}]
+    with FaultServer(script) as server:
+        chat = client(server.url, patience=600.0, max_retries=2)
+        replies = chat.chat_many([slow, HELLO])
+        asked = sum("slow" in str(body) for body in server.requests)
+    assert "gave no reply in 3 attempts: HTTP 504: upstream timed out" in str(replies[0])
+    assert type(replies[0]) is AgentError and replies[1].text == "ok" and asked == 3
+
+
+def test_a_request_that_a_gateway_holds_up_for_ever_ends_while_others_go_on(client):
+    def script(body, n):
+        held = "held" in body["messages"][-1]["content"]
+        return Answer(status=503, error="no place") if held else Answer()
+
+    held = [{"role": "user", "content": "held"}]
+    with FaultServer(script) as server:
+        chat = client(server.url, patience=0.6, concurrency=2)
+        replies = chat.chat_many([held, *[HELLO] * 300])
+    assert type(replies[0]) is AgentError and "HTTP 503: no place" in str(replies[0])
+    assert {reply.text for reply in replies[1:]} == {"ok"}
 
 
 @pytest.mark.parametrize(
