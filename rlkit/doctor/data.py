@@ -106,10 +106,10 @@ def splits(look: Look) -> Said | None:
         return judge_repeats([question.text for question in look.library.questions])
     recorded = look.recorded
     if (look.folder / NAME).exists():
-        found = kept_splits(look.folder, recorded.states, look.config)
+        found = kept_splits(look.folder, recorded.loader, look.config)
     else:
         found = new_splits(recorded.states, look.config)
-    return judge_splits({part: found.part(part) for part in PARTS}, recorded.damaged)
+    return judge_splits({part: found.part(part) for part in PARTS}, recorded.loader.damaged)
 
 
 def judge_repeats(questions: Sequence[str]) -> Said:

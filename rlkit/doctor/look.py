@@ -43,10 +43,10 @@ class Finding(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The states of the recorded rounds that the run takes, and files whose runs were set aside."""
+    """The states of the recorded rounds that a run takes which begins now, and who read them."""
 
     states: list[State]
-    damaged: list[Any]
+    loader: RLCheckpointLoader
 
 
 def line_of(finding: Finding, colour: bool = False) -> str:
@@ -133,13 +133,12 @@ class Look:
 
     @cached_property
     def recorded(self) -> Recorded:
-        """What is recorded in `rounds`, of which the run takes `usable_states`."""
+        """What is recorded in `rounds`."""
         data = self.config.data
         loader = RLCheckpointLoader(
             self.rounds, data.min_clues_per_round, data.max_samples_per_question, self.config.seed
         )
-        states = usable_states(loader, self.config, (self.folder / NAME).exists())
-        return Recorded(states, loader.damaged)
+        return Recorded(usable_states(loader, self.config, is_split=False), loader)
 
     @cached_property
     def orchestrator(self) -> SearchOrchestrator:

@@ -1,11 +1,14 @@
-"""`splits.json` in a run's folder: which questions and states train, and which are held out. It is
-written once; a resumed run, a second evaluation and the report all read the same parts."""
+"""`splits.json` in a run's folder: which questions and states train, and which are held out, and,
+for questions without gold, which documents were known. It is written once; a resumed run, a second
+evaluation and the report all read the same parts, however many rounds were recorded since."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 from rlkit.errors import DataError
 from rlkit.files import read_json, write_json
@@ -18,18 +21,29 @@ PARTS = ("train", "dev", "eval")
 NAME = "splits.json"
 
 
-def kept_splits(folder: str | Path, states: Sequence[State], config: Any) -> Splits:
-    """The split that `folder` holds, or a new one, which is then kept there.
+def kept_splits(folder: str | Path, loader: RLCheckpointLoader, config: Any) -> Splits:
+    """The split that `folder` holds, or a new one of what the loader read, which is then kept
+    there, unless another process was first: then it is that one's.
 
     States that were recorded after the split was made stay out of it. Raises DataError where
     states of a kept split are no longer recorded, or the file is damaged.
     """
     path = Path(folder) / NAME
-    if path.exists():
-        return _restored(path, read_json(path), states)
-    splits = new_splits(states, config)
-    write_json(path, _as_json(splits))
-    return splits
+    if not path.exists():
+        splits = new_splits(usable_states(loader, config, is_split=False), config)
+        if _is_first(path, _as_json(splits)):
+            return splits
+    return _restored(path, read_json(path), usable_states(loader, config, is_split=True))
+
+
+def _is_first(path: Path, content: dict[str, Any]) -> bool:
+    """Write the file, unless it is there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_name(f".{NAME}.lock")):
+        if path.exists():
+            return False
+        write_json(path, content)
+        return True
 
 
 def new_splits(states: Sequence[State], config: Any) -> Splits:
@@ -44,11 +58,13 @@ def split_seed(config: Any) -> int:
 
 
 def usable_states(loader: RLCheckpointLoader, config: Any, is_split: bool) -> list[State]:
-    """Of the recorded states those that a run of `config` takes (`data.max_questions`,
-    `data.first_round`). Where it `is_split` already, with states of failed runs that were played
-    again, which were current then and which the split may name."""
-    states = chosen_states(loader.extract_training_samples(), config.data.max_questions)
-    states += loader.superseded if is_split else []
+    """Of the recorded states those that a run of `config` takes (`data.max_samples_per_question`,
+    `data.max_questions`, `data.first_round`). Where it `is_split` already, all that the split may
+    name: it was made within these limits, of the rounds that were recorded then."""
+    if is_split:
+        states = loader.all_states()
+    else:
+        states = chosen_states(loader.extract_training_samples(), config.data.max_questions)
     return [state for state in states if state.round >= config.data.first_round]
 
 
@@ -60,14 +76,42 @@ def _as_json(splits: Splits) -> dict[str, Any]:
         "shared_gold": splits.shared_gold,
         "questions": {p: sorted({s.question_id for s in parts[p]}) for p in PARTS},
         "states": {p: [s.state_id for s in parts[p]] for p in PARTS},
+        # what any record labels IMPORTANT: later records would change what a state misses
+        "known": {
+            s.question_id: sorted(s.known_important)
+            for p in PARTS
+            for s in parts[p]
+            if not s.gold_docids
+        },
     }
 
 
 def _restored(path: Path, kept: Any, states: Sequence[State]) -> Splits:
     by_id = {state.state_id: state for state in states}
     parts = restored_parts(path, kept, "states", by_id, "are no longer recorded")
+    known = _known(path, kept)
+    for part, kept_states in parts.items():
+        parts[part] = [
+            state.knowing(known[state.question_id]) if state.question_id in known else state
+            for state in kept_states
+        ]
     how, shared = str(kept.get("how")), int(kept.get("shared_gold", 0))
     return Splits(*parts.values(), how=how, shared_gold=shared)
+
+
+def _known(path: Path, kept: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """The documents that were known of each question without gold when the split was made; none
+    in files that were written before they were kept. Raises DataError where they are damaged."""
+    known = kept.get("known", {})
+    if not isinstance(known, Mapping) or not all(
+        isinstance(ids, list) and all(isinstance(docid, str) for docid in ids)
+        for ids in known.values()
+    ):
+        raise DataError(
+            f"{path}: `known` must hold a list of document ids for each question without gold; "
+            "restore the file, or delete it to split anew."
+        )
+    return {question: frozenset(ids) for question, ids in known.items()}
 
 
 def restored_parts(

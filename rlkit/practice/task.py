@@ -199,9 +199,8 @@ def build_search_task(
         folder, data.min_clues_per_round, data.max_samples_per_question, config.seed
     )
     scan = loader.load_data()
-    samples = usable_states(loader, config, is_split)
-    _check_corpus(samples, env)
-    task = SearchTask(kept_splits(run.folder, samples, config), env, config, scan=scan)
+    _check_corpus(usable_states(loader, config, is_split), env)  # before anything is kept
+    task = SearchTask(kept_splits(run.folder, loader, config), env, config, scan=scan)
     task.damaged = tuple(loader.damaged)
     if not task.states("train"):
         raise DataError(

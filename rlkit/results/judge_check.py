@@ -269,9 +269,10 @@ def _states(config: Any, library: Library) -> tuple[list[State], str]:
     loader = RLCheckpointLoader(
         folder, data.min_clues_per_round, data.max_samples_per_question, config.seed
     )
-    is_split = (run_folder / SPLITS).exists()
-    states = usable_states(loader, config, is_split)
-    splits = kept_splits(run_folder, states, config) if is_split else new_splits(states, config)
+    if (run_folder / SPLITS).exists():
+        splits = kept_splits(run_folder, loader, config)
+    else:
+        splits = new_splits(usable_states(loader, config, is_split=False), config)
     return (splits.dev, "dev") if splits.dev else (splits.train, "train")
 
 

@@ -52,8 +52,9 @@ class RLCheckpointLoader:
 
     Keeps SEARCH rounds with at least `min_clues_per_round` clues, at most
     `max_samples_per_question` per question, chosen by `seed`. A failed run gives no samples once
-    the same collector has played its question again, so that no round counts twice; `superseded`
-    has the states that it gave until then. Of each state a few hundred bytes stay in memory; its
+    the same collector has played its question again, so that no round counts twice. `all_states`
+    has what a split that was made earlier may name, when fewer rounds were recorded: those over
+    the cap and those of failed runs, too. Of each state a few hundred bytes stay in memory; its
     tables are read from the files when they are asked for. Many questions are read by `processes`
     (None: as many as there are cores), and what they gave is kept in an index beside them.
     """
@@ -72,7 +73,7 @@ class RLCheckpointLoader:
         self.seed = seed
         self.processes = processes
         self.damaged: list[Damaged] = []
-        self.superseded: list[State] = []
+        self._recordings: list[tuple[str, Recording]] = []
         self._failures: list[str] = []  # of the questions all of whose runs failed
         self._questions = 0
         self._samples: list[State] | None = None
@@ -87,7 +88,7 @@ class RLCheckpointLoader:
 
     def _load_data(self) -> ScanReport:
         report, self.damaged, self._samples = ScanReport(), [], []
-        self.superseded, self._failures = [], []
+        self._recordings, self._failures = [], []
         names = self._question_names()
         found = scan(self.rounds_path, names, self.processes)
         for name, recording in zip(names, found, strict=True):
@@ -96,6 +97,7 @@ class RLCheckpointLoader:
             for run, file, line, reason in recording.damaged:
                 self.damaged.append(Damaged(self.rounds_path / name / run / file, line, reason))
             if recording.runs:
+                self._recordings.append((name, recording))
                 self._samples += self._samples_of(name, recording, report)
         self._questions = report.questions
         if not report.runs + report.unfinished_runs + report.damaged_runs:
@@ -122,6 +124,17 @@ class RLCheckpointLoader:
                 f"aside{first}); {self._what_failed()}"
             )
         return list(self._samples)
+
+    def all_states(self) -> list[State]:
+        """Every state that can be used, by question, run and round, whatever the cap, and of failed
+        runs that were played again as well; scans first if needed."""
+        if self._samples is None:
+            self.load_data()
+        return [
+            state
+            for name, recording in self._recordings
+            for state in self._states(name, recording, self._usable(recording.runs, ScanReport()))
+        ]
 
     def split_train_eval(
         self, train_ratio: float = 0.8, how: str = "hard_first"
@@ -163,25 +176,25 @@ class RLCheckpointLoader:
         if all(run.status == FAILED for run in current):
             reason = current[0].failure or "no reason was recorded"
             self._failures.append(f"{name}: {reason}")
-        if old:
-            self.superseded += self._states_of(name, recording, old, ScanReport())
-        return self._states_of(name, recording, current, report)
+        usable = self._usable(current, report)
+        return self._states(name, recording, self._capped(name, usable, report))
 
-    def _states_of(
-        self, name: str, recording: Recording, runs: Sequence[Run], report: ScanReport
-    ) -> list[State]:
-        """The states of these runs that can be used, within the cap; `report` counts the rest."""
+    def _usable(self, runs: Sequence[Run], report: ScanReport) -> list[tuple[Run, int]]:
+        """The rounds of these runs that can be used, each as its run and number; `report` counts
+        the others."""
         usable: list[tuple[Run, int]] = []
         for run in runs:
             report.rounds += len(run.rounds)
             for number, row in enumerate(run.rounds, start=1):
                 if self._is_usable(row, report):
                     usable.append((run, number))
+        return usable
+
+    def _states(
+        self, name: str, recording: Recording, rounds: Sequence[tuple[Run, int]]
+    ) -> list[State]:
         folder = f"{self.rounds_path}/{name}"
-        return [
-            RecordedRound(folder, recording, run, number).state(name)
-            for run, number in self._capped(name, usable, report)
-        ]
+        return [RecordedRound(folder, recording, run, number).state(name) for run, number in rounds]
 
     def _is_usable(self, row: Round, report: ScanReport) -> bool:
         if row.is_failed:  # also where the planner failed, and there is no strategy

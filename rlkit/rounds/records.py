@@ -108,6 +108,22 @@ class RecordedRound:
             self.run.hops,
         )
 
+    def knowing(self, known: frozenset[str]) -> State:
+        """The state where these are the known documents, and no gold is; read from the files only
+        where they are others than those that the scan found."""
+        question_id = Path(self.folder).name
+        if not self.recording.gold and self.recording.known == known:
+            return self.state(question_id)
+        state, rounds = self.load(), list(self.run.rounds)
+        missing = known.difference(state.seen_docids)
+        found = len(missing.intersection(row.docid for row in state.recorded_results))
+        at = self.number - 1
+        rounds[at] = rounds[at]._replace(missing=sorted(missing), found=found)
+        recording = self.recording._replace(gold=(), known=known)
+        hops = self.file(0, MetaFile).hops  # not as many as there is gold now
+        run = self.run._replace(rounds=rounds, hops=hops)
+        return RecordedRound(self.folder, recording, run, self.number).state(question_id)
+
     def load(self) -> State:
         return _load(self)
 

@@ -5,7 +5,7 @@ state after round NNN, and `round_000.json` the state before the first round."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -150,6 +150,9 @@ class Source(Protocol):
     def load(self) -> State:
         """The state with all its fields. Raises DataError where its files are no longer so."""
 
+    def knowing(self, known: frozenset[str]) -> State:
+        """See `State.knowing`."""
+
 
 class _Lazy:
     """Fields that were not set are read from `_source`, which keeps only the last few."""
@@ -209,6 +212,13 @@ class State(_Lazy):
         if not missing:
             return None
         return len(missing.intersection(row.docid for row in self.recorded_results)) / len(missing)
+
+    def knowing(self, known: frozenset[str]) -> State:
+        """The same state where these documents are known, without gold, whatever was recorded of
+        its question since."""
+        if hasattr(self, "_source"):
+            return self._source.knowing(known)
+        return replace(self, gold_docids=(), known_important=known)
 
 
 def make_state(

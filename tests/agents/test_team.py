@@ -196,7 +196,9 @@ def test_a_failed_run_gives_way_to_the_next_try_so_that_no_round_counts_twice(tm
     assert [s.state_id for s in loader.extract_training_samples()] == [
         "q1/run_003/1", "q1/run_003/2",
     ]  # fmt: skip
-    assert [s.state_id for s in loader.superseded] == ["q1/run_001/1", "q1/run_002/1"]
+    assert [s.state_id for s in loader.all_states()] == [
+        "q1/run_001/1", "q1/run_002/1", "q1/run_003/1", "q1/run_003/2",
+    ]  # fmt: skip
     assert "2 failed runs that were played again" in str(report)
 
 

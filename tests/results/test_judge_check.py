@@ -14,7 +14,7 @@ from rlkit.config import RunConfig
 from rlkit.doctor.data import splits
 from rlkit.doctor.look import Look
 from rlkit.errors import ConfigError
-from rlkit.practice.splits import kept_splits, new_splits, usable_states
+from rlkit.practice.splits import kept_splits, new_splits
 from rlkit.practice.task import build_search_task
 from rlkit.results.judge_check import JudgeCheck, _states, check_judge
 from rlkit.results.judge_text import judge_text, meaning
@@ -236,7 +236,7 @@ def test_the_dev_part_is_that_of_the_split_that_the_run_will_make(recorded, tmp_
     assert shared[0] == shared[1] and 0 < len(shared[0]) < 20
     assert shared != looked_at(recorded(seed=8))
     config = recorded("kept", seed=8, split_seed=3)
-    kept = kept_splits(tmp_path / "outputs" / "kept", _usable(config, is_split=False), config)
+    kept = kept_splits(tmp_path / "outputs" / "kept", _loader(config), config)
     assert {state.question_id for state in kept.dev} == shared[0]
 
 
@@ -249,7 +249,7 @@ def test_rounds_before_the_first_one_are_not_judged(recorded):
 def test_a_kept_split_may_name_runs_that_were_played_again_since(recorded, tmp_path):
     config = recorded("kept")
     folder = tmp_path / "outputs" / "kept"
-    kept_splits(folder, _usable(config, is_split=False), config)
+    kept_splits(folder, _loader(config), config)
     dev, _ = _states(config, None)
     for number in range(20):
         write_run(tmp_path / "rounds", f"q{number:02}", collector="toy")
@@ -257,8 +257,8 @@ def test_a_kept_split_may_name_runs_that_were_played_again_since(recorded, tmp_p
     assert splits(Look(config))[0] == "ok"
 
 
-def _usable(config: RunConfig, is_split: bool) -> list:
-    return usable_states(RLCheckpointLoader(config.data.rounds_path), config, is_split)
+def _loader(config: RunConfig) -> RLCheckpointLoader:
+    return RLCheckpointLoader(config.data.rounds_path)
 
 
 def test_a_judge_of_rules_and_a_sample_of_nothing_are_refused(config):

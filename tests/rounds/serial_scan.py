@@ -14,8 +14,8 @@ from rlkit.rounds.state import MetaFile, RoundFile, make_state
 
 
 def serial_scan(root: Path, min_clues=2, cap=10, seed=7):
-    """(report, samples, damaged as text, superseded), as `loaded` gives them."""
-    report, samples, damaged, superseded = ScanReport(), [], [], []
+    """(report, samples, damaged as text, all states), as `loaded` gives them."""
+    report, samples, damaged, everything = ScanReport(), [], [], []
     folders = [p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
     for folder in sorted(folders, key=lambda path: path.name):
         runs = _read_runs(folder, report, damaged)
@@ -42,17 +42,17 @@ def serial_scan(root: Path, min_clues=2, cap=10, seed=7):
         report.runs += len(current)
         report.superseded_runs += len(old)
         options = (gold, known, min_clues, cap, seed)
-        superseded += _states(old, ScanReport(), *options)
+        everything += _states(runs, ScanReport(), *options[:3], len(runs) * 10**5, seed)
         samples += _states(current, report, *options)
     report.samples = len(samples)
-    return asdict(report), samples, [str(item) for item in damaged], superseded
+    return asdict(report), samples, [str(item) for item in damaged], everything
 
 
 def loaded(root: Path, min_clues=2, cap=10, seed=7, processes=None):
     loader = RLCheckpointLoader(root, min_clues, cap, seed, processes)
     report = loader.load_data()
     samples = loader.extract_training_samples() if report.samples else []
-    return asdict(report), samples, [str(item) for item in loader.damaged], loader.superseded
+    return asdict(report), samples, [str(item) for item in loader.damaged], loader.all_states()
 
 
 def _read_runs(folder, report, damaged):
