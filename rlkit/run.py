@@ -76,6 +76,7 @@ class Run:
         self.config = config
         self.folder = folder
         self._metrics_mended = False
+        self._rows: list[dict[str, Any]] | None = None  # of `metrics_so_far`
 
     @classmethod
     def open(cls, config: RunConfig, *, create: bool = True) -> Run:
@@ -207,14 +208,24 @@ class Run:
         if not self._metrics_mended:
             self._cut_half_line()
         self._metrics_mended = False  # until the line is whole: the disk may be full
-        append_line(self.metrics_path, json.dumps(plain(metrics), ensure_ascii=False))
+        row = plain(metrics)
+        append_line(self.metrics_path, json.dumps(row, ensure_ascii=False))
         self._metrics_mended = True
+        if self._rows is not None:
+            self._rows.append(row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`; half a last line (the run was killed) is passed over."""
         if not self.metrics_path.exists():
             return []
         return [row for _, row in read_jsonl(self.metrics_path, skip_half_line=True)]
+
+    def metrics_so_far(self) -> list[dict[str, Any]]:
+        """What `read_metrics` gives, for whoever trains: the file is read once, and what this
+        process appends is added. Anew after `cut_metrics`, with which every training begins."""
+        if self._rows is None:
+            self._rows = self.read_metrics()
+        return self._rows
 
     def cut_metrics(self, step: int) -> None:
         """Forget what was written after `step`, the step of the checkpoint that is resumed (-1:
@@ -223,6 +234,7 @@ class Run:
         Raises RunError, and forgets nothing, where there is no checkpoint and there must have been
         one: somebody took it away, and the metrics and rollouts are all that is left.
         """
+        self._rows = None
         if self.metrics_path.exists():
             rows = self.read_metrics()
             if step < 0:

@@ -237,8 +237,8 @@ class TrainingSection(Section):
     )
     flat_share: float = key(
         1.0,
-        "how often a state comes up, compared with others, whose last group was flat (all rewards "
-        "equal)",
+        "how often a state comes up, compared with others, whose last group was flat (all "
+        "advantages 0)",
         "share",
         ge=0,
         le=1,

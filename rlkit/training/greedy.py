@@ -23,7 +23,10 @@ from rlkit.training.text import decode, encode_prompt
 def greedy_evaluation(trainer: Any, states: Sequence[Any]) -> dict[str, float | None]:
     """Greedy actions on `states`: mean reward, mean KL (k3, per token) to the reference (None
     where `trainer` has no `log_probs`, as in SFT), and the means of the components that the
-    task's `step_metrics` name."""
+    task's `step_metrics` name.
+
+    Means are over states, all alike; `evaluation.json` averages within a question first, so that
+    its discovery rate of the same actions may be another."""
     names = getattr(trainer.task, "step_metrics", {})
     mine = [states[i] for i in trainer.ranks.part(len(states))]
     together = mine  # of a divided model, all ranks call it as often: some states stand in

@@ -54,8 +54,8 @@ def train(trainer: GRPOTrainer, *, progress: Callable[[dict], None] | None = Non
     total, over = trainer.total_steps, _is_over(trainer)
     if start >= total or over:
         log(
-            f"{run.folder} is finished ({start} steps{over and ': ' + over}); raise "
-            "training.num_epochs, or take another run_name"
+            f"{run.folder} is finished ({start} steps{over and ': ' + over}); "
+            f"{_how_to_go_on(trainer, over)}"
         )
         _set_status(trainer, "finished")
         return "finished"
@@ -90,24 +90,35 @@ def _steps(trainer: GRPOTrainer, monitor: Any, progress: Any, start: int, total:
         if start == 0:
             _first_line(trainer, monitor, progress)
         for step in range(start + 1, total + 1):
-            _one_step(trainer, monitor, progress, last=step == total)
+            over = _one_step(trainer, monitor, progress, last=step == total)
+            if over and step < total:
+                log(f"ended after step {step}: {over}")
+                break
             if ranks.any(interrupted.is_set()) and step < total:
                 trainer.save_checkpoint()
                 return "stopped"
-            over = _is_over(trainer)
-            if over and step < total:
-                trainer.save_checkpoint()
-                log(f"ended after step {step}: {over}")
-                break
     return "finished"
 
 
-def _is_over(trainer: GRPOTrainer) -> str:
-    """Why training ends before its last step; empty where it goes on."""
+def _is_over(trainer: GRPOTrainer, *coming: dict[str, Any]) -> str:
+    """Why training ends before its last step, with the lines that are written and the one that is
+    coming; empty where it goes on."""
     over = ""
     if trainer.ranks.is_main:
-        over = stopping.reason(trainer.run.read_metrics(), trainer.config.training)
+        rows = [*trainer.run.metrics_so_far(), *map(plain, coming)]
+        over = stopping.reason(rows, trainer.config.training)
     return trainer.ranks.broadcast(over)
+
+
+def _how_to_go_on(trainer: GRPOTrainer, over: str) -> str:
+    """What lets a finished run go on: what ended it, where that may change (`run.MAY_CHANGE`)."""
+    training, step = trainer.config.training, trainer.progress.step
+    if over:
+        return "what ended it may not change within a run; take another run_name to train anew"
+    epochs = training.num_epochs * trainer.epoch_steps + trainer.ahead
+    limits = {"training.num_epochs": epochs, "training.max_steps": training.max_steps}
+    reached = [name for name, limit in limits.items() if limit is not None and step >= limit]
+    return f"raise {' and '.join(reached)}, or take another run_name"
 
 
 def _set_status(trainer: GRPOTrainer, state: str, done: int | None = None, **details: Any) -> None:
@@ -130,7 +141,12 @@ def _first_line(trainer: GRPOTrainer, monitor: Any, progress: Any) -> None:
         _record(trainer, monitor, progress, {"step": 0, "epoch": 0.0, **found})
 
 
-def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> None:
+def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> str:
+    """A step, with all that is written of it; why training ends with it, empty where it does not.
+
+    Its own figures are asked first: where they end training, this step is the last one, with what
+    waits applied and dev evaluated. `patience` is asked after that, since it goes by dev.
+    """
     training, ranks = trainer.config.training, trainer.ranks
     states = next_states(trainer)
     overlaps = trainer.config.rollout.overlap != "none"
@@ -139,22 +155,26 @@ def _one_step(trainer: GRPOTrainer, monitor: Any, progress: Any, last: bool) -> 
     metrics = trainer.training_step(states, coming)
     metrics["cpu_time"] = ranks.total(time.process_time() - cpu)
     if training.flat_share < 1:
-        metrics["groups_flat"] = {
-            g.state.state_id: stopping.is_flat(g.rewards) for g in trainer.last_groups
-        }
-    step = trainer.progress.step
+        known = [group for group in trainer.last_groups if group.flat is not None]
+        metrics["groups_flat"] = {group.state.state_id: group.flat for group in known}
+    step, epoch = trainer.progress.step, trainer.position / trainer.epoch_steps
+    row = {"step": step, "epoch": epoch, **metrics}
+    over = _is_over(trainer, row)
+    last = last or bool(over)
     if last:  # a partial accumulation is applied
-        metrics |= trainer.final_update()
+        row |= trainer.final_update()
     epoch_ends = trainer.position % trainer.epoch_steps == 0 or last
     if epoch_ends:
-        metrics |= dev_evaluation(trainer)
-    epoch = trainer.position / trainer.epoch_steps
-    _record(trainer, monitor, progress, {"step": step, "epoch": epoch, **metrics})
+        row |= dev_evaluation(trainer)
+    _record(trainer, monitor, progress, row)
     if ranks.is_main:
         trainer.write_rollouts()
+    if epoch_ends:
+        over = over or _is_over(trainer)
     if epoch_ends or step % training.save_every_n_steps == 0:
         trainer.save_checkpoint()
     _set_status(trainer, "running")
+    return over
 
 
 def next_states(trainer: GRPOTrainer, behind: int = 0) -> list[Any]:
@@ -162,7 +182,7 @@ def next_states(trainer: GRPOTrainer, behind: int = 0) -> list[Any]:
     training, ranks, flat = trainer.config.training, trainer.ranks, frozenset()
     if training.flat_share < 1:
         if ranks.is_main:
-            flat = stopping.flat_states(trainer.run.read_metrics())
+            flat = stopping.flat_states(trainer.run.metrics_so_far())
         flat = ranks.broadcast(flat)
     return state_order(
         trainer.task.states("train"),
@@ -178,7 +198,7 @@ def _record(trainer: GRPOTrainer, monitor: Any, progress: Any, metrics: dict[str
     """Send a line of metrics where it belongs; alarms that begin with it become part of it."""
     if not trainer.ranks.is_main:
         return
-    begun = alarms.begun([*trainer.run.read_metrics(), plain(metrics)])
+    begun = alarms.begun([*trainer.run.metrics_so_far(), plain(metrics)])
     if begun:
         metrics = metrics | {"alarms": begun}
     trainer.run.append_metrics(metrics)

@@ -3,7 +3,9 @@
 | name | meaning |
 |---|---|
 | reward, reward_std | mean reward of scored actions; mean standard deviation within groups |
-| frac_reward_zero_std | share of groups whose rewards are all equal: they teach nothing |
+| frac_reward_zero_std | share of groups whose rewards are all equal, or of which fewer than two are known |
+| frac_groups_flat | share of groups that teach nothing, since all their advantages are 0 (with `advantage: best` and `credit: clue` others than those above); groups with fewer than two rewards are passed over |
+| groups_flat | only where training.flat_share is below 1: an object, by state id whether its group was flat; groups with fewer than two rewards are left out |
 | kl | k3 to the reference, per token that the loss counts; none where it counts no token |
 | entropy | of the policy, nats per token that the loss counts |
 | loss | of the step; near 0 on-policy, since advantages sum to 0: that is normal |
@@ -13,6 +15,7 @@
 | sampling/importance_sampling_ratio/min, .../mean, .../max | off-policy groups only (vLLM, overlap): the weights of their tokens, truncated |
 | sampling/importance_sampling_ratio/truncated | share of these tokens whose ratio is above rollout.importance_cap |
 | sampling/effective_sample_size | (sum w)^2 / (M sum w^2) over the M ratios w of these tokens before truncation: 1 where the policy is who sampled |
+| eval/... | of greedy actions on dev states (greedy.py): means over states, while evaluation.json averages within a question first |
 | unjudged_share | share of actions that could not be scored: they leave the loss |
 | verdict_cache_hit_rate | live checker: share of the documents looked up that were judged before |
 | time/... | share of the step's time in sampling, environment (waited for), training |
@@ -51,6 +54,7 @@ def step_metrics(
         "reward": mean([score.reward for score in scores]),
         "reward_std": mean([_spread(group.rewards) for group in groups]),
         "frac_reward_zero_std": mean([float(_spread(group.rewards) == 0) for group in groups]),
+        "frac_groups_flat": mean([group.flat for group in groups]),
         **token_means(groups, settings.mask_truncated),
         **mismatch(groups, settings),
         "loss": total.get("total", 0.0) / max(total.get("denominator", 0.0), 1.0),

@@ -45,6 +45,14 @@ class Group:
     def rewards(self) -> list[float | None]:
         return [score.reward for score in self.scores]
 
+    @property
+    def flat(self) -> bool | None:
+        """Whether the group teaches nothing: no sampled token has an advantage. None where that is
+        because fewer than two actions have a reward, which says nothing of the state."""
+        if self.advantages[self.sampled.mask.cpu().numpy()].any():
+            return False
+        return True if sum(reward is not None for reward in self.rewards) >= 2 else None
+
     def counted(self, mask_truncated: bool) -> Tensor:
         """(K,) bool: which actions enter the loss."""
         known = torch.tensor([reward is not None for reward in self.rewards])

@@ -33,13 +33,9 @@ def reason(rows: Sequence[Row], training: Any) -> str:
     return ""
 
 
-def is_flat(rewards: Sequence[float | None]) -> bool:
-    """Whether a group teaches nothing: fewer than two rewards are known, or all are equal."""
-    return len({reward for reward in rewards if reward is not None}) < 2
-
-
 def flat_states(rows: Sequence[Row]) -> frozenset[str]:
-    """The ids of the states whose last group was flat, by the lines' `groups_flat`."""
+    """The ids of the states whose last group with two rewards or more was flat (`Group.flat`), by
+    the lines' `groups_flat`."""
     last: dict[str, bool] = {}
     for row in rows:
         last |= row.get("groups_flat") or {}
