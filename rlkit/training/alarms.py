@@ -7,9 +7,9 @@ can come in the first seven.
 
 | alarm | when |
 |---|---|
-| flat | all groups of the last 8 steps were equal, and most of their actions were judged |
+| flat | no group of the last 8 steps taught anything; steps without two rewards are passed over |
 | cut | nine of ten actions are cut at the length limit |
-| still | three moves of the optimiser in a row changed nothing, though groups differed |
+| still | the optimiser's last moves, 3 and 8 steps or more, changed nothing, though groups teach |
 | kl | the last 3 steps lie far above the running median of the 20 before them |
 | entropy | a quarter of what it was in the first steps |
 | repeats | half of the clues are repeats, or a quarter more than in the first steps |
@@ -31,6 +31,7 @@ CALM = 10  # steps for which an alarm must have ceased before it is said again: 
 FLAT_STEPS = 8  # where half of the groups are flat, which is common, 8 in a row are 1 in 256
 CUT = 0.9  # a mean over WINDOW; good runs with a tight limit stood at up to 0.86
 MOVES = 3  # the gradients of equal actions with unequal rewards can cancel, once
+STILL_STEPS = 8  # of these moves together, so that a run's first groups alone prove nothing
 KL_STEPS, KL_BEFORE = 3, 20  # one step is often one rare token, since k3 has a heavy tail
 KL_FACTOR = 5.0  # over its running median; the noise from question to question is about 3
 KL_FLOOR = 0.3  # nats a token: good runs on the demo and on 2Wiki never had a step above 0.25
@@ -73,15 +74,14 @@ def listed(rows: Iterable[Row]) -> str:
 
 
 def _flat(rows: Sequence[Row]) -> str | None:
-    known = [row for row in rows if row.get("frac_reward_zero_std") is not None][-FLAT_STEPS:]
-    if len(known) < FLAT_STEPS or min(_values(known, "frac_reward_zero_std")) < 1.0:
+    shares = [share for row in rows if (share := _flat_share(row)) is not None][-FLAT_STEPS:]
+    if len(shares) < FLAT_STEPS or min(shares) < 1.0:
         return None
-    if max(_values(known, "unjudged_share"), default=0.0) >= MOST:
-        return None  # groups with fewer than two rewards count as equal, and are not
     return (
-        f"all groups are equal: in the last {FLAT_STEPS} steps all actions of a group had the "
-        "same reward, so nothing was learnt; raise grpo.temperature or grpo.group_size, or take "
-        "states on which the policy sometimes succeeds and sometimes fails."
+        f"all groups are equal: in the last {FLAT_STEPS} steps no action of a group was credited "
+        "with more than its others, so nothing was learnt; raise grpo.temperature or "
+        "grpo.group_size, or take states on which the policy sometimes succeeds and sometimes "
+        "fails."
     )
 
 
@@ -96,12 +96,18 @@ def _cut(rows: Sequence[Row]) -> str | None:
 
 
 def _still(rows: Sequence[Row]) -> str | None:
-    windows = _moves(rows)[-MOVES:]
-    if len(windows) < MOVES or not all(_unmoved(window) for window in windows):
-        return None
+    moves, steps = 0, 0
+    for window in reversed(_moves(rows)):
+        if not _unmoved(window):
+            return None
+        moves, steps = moves + 1, steps + sum(_flat_share(row) is not None for row in window)
+        if moves >= MOVES and steps >= STILL_STEPS:
+            break
+    else:
+        return None  # too few so far
     return (
-        f"the adapter does not change: in the last {MOVES} moves of the optimiser the gradient or "
-        "the learning rate was 0, although rewards differed within groups; check the learning "
+        f"the adapter does not change: in the last {moves} moves of the optimiser the gradient or "
+        "the learning rate was 0, although groups had something to teach; check the learning "
         "rate and its schedule, and, with grpo.mask_truncated, whether every action is cut."
     )
 
@@ -225,6 +231,16 @@ def _moves(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _unmoved(window: Sequence[Row]) -> bool:
-    """Whether a move changed nothing although rewards differed within one of its groups."""
-    differed = any(share < 1.0 for share in _values(window, "frac_reward_zero_std"))
-    return differed and 0.0 in (window[-1]["grad_norm"], window[-1]["learning_rate"])
+    """Whether a move changed nothing although one of its groups had something to teach."""
+    shares = [_flat_share(row) for row in window]
+    teaches = any(share is not None and share < 1.0 for share in shares)
+    return teaches and 0.0 in (window[-1]["grad_norm"], window[-1]["learning_rate"])
+
+
+def _flat_share(row: Row) -> float | None:
+    """The share of a step's groups that taught nothing; None where none had two rewards. Older
+    lines tell it by the rewards alone, among which those of unjudged groups count as equal."""
+    if "frac_groups_flat" in row:
+        return row["frac_groups_flat"]
+    most_unjudged = (row.get("unjudged_share") or 0.0) >= MOST
+    return None if most_unjudged else row.get("frac_reward_zero_std")

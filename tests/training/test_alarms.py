@@ -4,15 +4,17 @@ healthy run; a resumed run says what the uninterrupted one says."""
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from rlkit.config import RunConfig
 from rlkit.training import alarms
 from rlkit.training.loop import train
 from tests.training.conftest import LetterTask, tiny_config, tiny_trainer
 
 HEALTHY = {
-    "reward": 1.0, "frac_reward_zero_std": 0.0, "kl": 0.02, "entropy": 0.8, "grad_norm": 0.3,
+    "reward": 1.0, "frac_groups_flat": 0.0, "kl": 0.02, "entropy": 0.8, "grad_norm": 0.3,
     "learning_rate": 1e-4, "completions/clipped_ratio": 0.2, "distinct_clue_ratio": 0.95,
     "grounded_clue_ratio": 0.8, "invalid_share": 0.1, "unjudged_share": 0.0,
 }  # fmt: skip
@@ -26,7 +28,7 @@ def healthy(steps: int) -> list[dict]:
     rows = [{"step": 0, "epoch": 0.0, "eval/reward": 1.0}]
     for step in range(1, steps + 1):
         wobble = NOISE[step % len(NOISE)]
-        row = HEALTHY | {"step": step, "frac_reward_zero_std": float(step % 5 < 2)}
+        row = HEALTHY | {"step": step, "frac_groups_flat": float(step % 5 < 2)}
         row["kl"] = 0.0 if step < 3 else 0.002 * step * wobble
         row["entropy"] = 0.8 * wobble * (1 - step / (2 * steps))
         row["completions/clipped_ratio"] = 0.4 * wobble
@@ -56,11 +58,11 @@ def test_a_healthy_run_raises_nothing():
 
 # name of the alarm, what goes wrong after 20 good steps, first words, step at which it is said
 CASES = {
-    "flat": ({"frac_reward_zero_std": 1.0}, "all groups are equal", 28),  # the eighth in a row
+    "flat": ({"frac_groups_flat": 1.0}, "all groups are equal", 28),  # the eighth in a row
     # mean of ten: (10 - n) 0.2 + n 1.0 >= 9, so n = 9
     "cut": ({"completions/clipped_ratio": 1.0}, "nearly everything is cut at the limit", 29),
-    "still, no gradient": ({"grad_norm": 0.0}, "the adapter does not change", 23),
-    "still, no rate": ({"learning_rate": 0.0}, "the adapter does not change", 23),
+    "still, no gradient": ({"grad_norm": 0.0}, "the adapter does not change", 28),
+    "still, no rate": ({"learning_rate": 0.0}, "the adapter does not change", 28),
     "kl": ({"kl": 0.4}, "the KL jumps", 22),  # the median of three: two of them
     # mean of ten: (10 - n) 0.8 + n 0.01 < 2, so n = 8
     "entropy": ({"entropy": 0.01}, "the entropy collapses", 28),
@@ -90,37 +92,73 @@ def test_an_alarm_that_ceased_is_said_again(name):
 
 def test_an_alarm_that_flickers_is_said_once():
     """One group that differs after every eight that do not is one trouble, not three."""
-    rows = [HEALTHY | {"step": i, "frac_reward_zero_std": float(i % 9 > 0)} for i in range(1, 28)]
+    rows = [HEALTHY | {"step": i, "frac_groups_flat": float(i % 9 > 0)} for i in range(1, 28)]
     held = [row["step"] for i, row in enumerate(rows) if alarms.holding(rows[: i + 1])]
     assert held == [8, 17, 26]
     assert raised(rows) == [(8, "all groups are equal")]
 
 
 def test_flat_groups_alone_are_no_adapter_that_does_not_change():
-    """Without a difference within groups a gradient of 0 is what there should be."""
-    rows = steady(20) + steady(7, 21, grad_norm=0.0, frac_reward_zero_std=1.0)
+    """Without an advantage a gradient of 0 is what there should be."""
+    rows = steady(20) + steady(7, 21, grad_norm=0.0, frac_groups_flat=1.0)
     assert raised(rows) == []
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9])
 def test_groups_without_two_rewards_are_not_equal_but_unjudged(share):
-    """They have no spread either; raising the temperature would not help."""
-    rows = steady(12, frac_reward_zero_std=1.0, unjudged_share=share)
+    """Raising the temperature would not help."""
+    rows = steady(12, frac_groups_flat=None, unjudged_share=share)
     assert raised(rows) == [(3, "most actions could not be judged")]
     assert "python -m rlkit check-judge" in alarms.begun(rows[:3])[0]
-    half = steady(12, frac_reward_zero_std=1.0, unjudged_share=0.25)
+    half = steady(12, frac_groups_flat=1.0, unjudged_share=0.25)
     assert raised(half) == [(8, "all groups are equal")]
 
 
+def test_steps_without_a_judged_group_are_passed_over():
+    """Neither do they make eight in a row, nor do they break them."""
+    rows = [HEALTHY | {"step": i, "frac_groups_flat": None if i % 2 else 1.0} for i in range(1, 20)]
+    assert raised(rows) == [(16, "all groups are equal")]
+
+
+@pytest.mark.parametrize(("by_rewards", "flat"), [(1.0, 0.0), (0.0, 1.0)])
+def test_equal_are_groups_that_teach_nothing_whatever_their_rewards(by_rewards, flat):
+    """Equal rewards teach with `advantage: best` and `credit: clue`, and unequal ones may not."""
+    rows = steady(12, frac_reward_zero_std=by_rewards, frac_groups_flat=flat)
+    assert raised(rows) == ([(8, "all groups are equal")] if flat else [])
+    still = steady(12, frac_reward_zero_std=by_rewards, frac_groups_flat=flat, grad_norm=0.0)
+    assert ("the adapter does not change" in [text for _, text in raised(still)]) is not bool(flat)
+
+
+def test_lines_of_before_tell_by_their_rewards_what_was_flat():
+    def old(**changes):
+        rows = steady(12, frac_reward_zero_std=1.0, **changes)
+        return [{k: v for k, v in row.items() if k != "frac_groups_flat"} for row in rows]
+
+    assert raised(old()) == [(8, "all groups are equal")]
+    assert raised(old(unjudged_share=0.5)) == []  # their groups count as equal there, and are not
+    rows = old()[:4] + steady(12, 5, frac_groups_flat=1.0)  # a run that goes on
+    assert raised(rows) == [(8, "all groups are equal")]
+
+
 def test_an_accumulation_counts_as_moved_by_all_of_its_steps():
-    """Three moves of two steps each; the groups differed in the first of the two only."""
+    """Four moves of two steps each; the groups differed in the first of the two only."""
     rows = []
-    for step in range(1, 7):
+    for step in range(1, 9):
         row = HEALTHY | {"step": step, "grad_norm": None, "learning_rate": None}
         if step % 2 == 0:
-            row |= {"frac_reward_zero_std": 1.0, "grad_norm": 0.0, "learning_rate": 1e-4}
+            row |= {"frac_groups_flat": 1.0, "grad_norm": 0.0, "learning_rate": 1e-4}
         rows.append(row)
-    assert raised(rows) == [(6, "the adapter does not change")]
+    assert raised(rows) == [(8, "the adapter does not change")]
+
+
+@pytest.mark.parametrize(("every", "step"), [(1, 8), (3, 9), (8, 24)])
+def test_the_first_moves_alone_are_no_adapter_that_does_not_change(every, step):
+    """Eight steps at least and three moves at least, whatever the accumulation; step 0 is none."""
+    rows = [{"step": 0, "epoch": 0.0, "eval/reward": 1.0}]
+    for number in range(1, 31):
+        moves = {"grad_norm": 0.0} if number % every == 0 else {"grad_norm": None}
+        rows.append(HEALTHY | {"step": number} | moves)
+    assert raised(rows) == [(step, "the adapter does not change")]
 
 
 def test_one_spike_of_the_kl_is_no_jump():
@@ -142,7 +180,7 @@ def test_clues_that_repeat_from_the_start_are_said():
 
 
 def test_a_task_without_clues_has_the_other_alarms():
-    rows = [{"step": i, "reward": 1.0, "frac_reward_zero_std": 1.0} for i in range(1, 12)]
+    rows = [{"step": i, "reward": 1.0, "frac_groups_flat": 1.0} for i in range(1, 12)]
     assert raised(rows) == [(8, "all groups are equal")]
 
 
@@ -189,6 +227,14 @@ def test_a_resumed_run_says_what_the_uninterrupted_one_says(tmp_path, stop):
     lines = [t.run.metrics_path.read_text().splitlines() for t in (whole, again)]
     kept = [[json.loads(line).get("alarms") for line in part] for part in lines]
     assert kept[0] == kept[1] and any(kept[0])
+
+
+def test_every_alarm_is_explained_in_the_docs_and_may_end_training(root):
+    text = (root / "docs" / "formats.md").read_text(encoding="utf-8")
+    table = text.split("### Alarms")[1].split("###")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(alarms.ALARMS)
+    choices = RunConfig().with_overrides(f"training.stop_on=[{', '.join(alarms.ALARMS)}]")
+    assert choices.training.stop_on == list(alarms.ALARMS)
 
 
 def test_the_list_of_a_run_s_alarms_is_text():
