@@ -3,17 +3,22 @@ is continued, and a second call adds nothing that is there already."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import filelock
 
 from rlkit.agents.game import Game, Recorded
 from rlkit.agents.side_by_side import play_each
 from rlkit.agents.team import Team
-from rlkit.errors import ConfigError
+from rlkit.errors import ConfigError, RunError
 from rlkit.files import append_line, check_id
 from rlkit.library.corpus import Question
 from rlkit.rounds.checkpoints import failure_of
@@ -23,6 +28,7 @@ from rlkit.rounds.writer import META_NAME, RoundWriter, run_folders
 
 MAX_TRIES = 3  # of a question that fails
 EVERY = 10.0  # seconds from one line of `now_and_then` to the next
+WAIT = 2  # seconds, for another process that records the same
 NAMED = 5  # questions that a report names
 SPENT = "collected.jsonl"  # below the rounds: one line for each time that questions were played
 Progress = Callable[["CollectReport"], None]
@@ -112,9 +118,10 @@ def collect(
     place among the samples (`RLCheckpointLoader`), but after MAX_TRIES failed runs it is given up
     and named. Several are played at once, see `play_each`; a model in this process writes for
     `batch_size` of them together. `progress` is called after each question, and now and then in
-    between. An agent may have `prepare()`, which is called
-    first if there is anything to play. Raises DataError, before anything is played, for a question
-    id that cannot name a folder, and AgentError where a server is not there.
+    between. An agent may have `prepare()`, which is called first if there is anything to play.
+    Raises, before anything is played, DataError for a question id that cannot name a folder,
+    AgentError where a server is not there, and RunError where another process is at work for the
+    same collector: each would play what the other has not finished yet.
     """
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -122,6 +129,18 @@ def collect(
         check_id(question.question_id, "the question id")
     books = _Books(team, CollectReport(team.collector, len(questions)), progress)
     todo = [question for question in questions if books.is_open(root, question.question_id)]
+    with _alone(root, team.collector) if todo else nullcontext():
+        # what another process has finished meanwhile is there now
+        todo = [question for question in todo if books.is_open(root, question.question_id)]
+        _play(team, todo, root, books, batch_size)
+    if books.report.given_up and not todo:
+        books.show()
+    return books.report
+
+
+def _play(
+    team: Team, todo: Sequence[Question], root: str | Path, books: _Books, batch_size: int | None
+) -> None:
     writer = RoundWriter(root)
     for agent in team.agents if todo else ():
         if hasattr(agent, "prepare"):
@@ -138,9 +157,33 @@ def collect(
         books.bring_up_to_date()
         if books.report.played or (books.report.requests and Path(root).is_dir()):
             append_line(Path(root) / SPENT, json.dumps(books.report.spent()))
-    if books.report.given_up and not todo:
-        books.show()
-    return books.report
+
+
+@contextmanager
+def _alone(root: str | Path, collector: str) -> Iterator[None]:
+    """Hold the rounds of one collector; the system frees them when the process ends, however.
+
+    The lock lies beside the folder, which is there only once something is recorded; within it
+    where nothing can be written beside it. Raises RunError where another process holds it.
+    """
+    root = Path(root).resolve()
+    root.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{hashlib.sha256(collector.encode(errors='replace')).hexdigest()[:12]}.lock"
+    beside = os.access(root.parent, os.W_OK) or not root.is_dir()
+    path = root.with_name(f".{root.name}.{name}") if beside else root / f".{name}"
+    guard = filelock.FileLock(path, timeout=WAIT)
+    try:
+        guard.acquire()
+    except filelock.Timeout:
+        raise RunError(
+            f"another process records rounds of {collector} in {root} at this moment; wait for it, "
+            "stop it, or name another folder."
+        ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # held: who waits for it sees that it is gone
+        guard.release()
 
 
 def now_and_then(log: Callable[[str], None], seconds: float = EVERY) -> Progress:

@@ -10,12 +10,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from rlkit.agents import side_by_side
+from rlkit.agents import recording, side_by_side
 from rlkit.agents.checker import GoldChecker
 from rlkit.agents.planner import Plan, RulePlanner
 from rlkit.agents.recording import MAX_TRIES, CollectReport, collect, now_and_then
 from rlkit.agents.team import Team
-from rlkit.errors import AgentError, ConfigError, DataError, ModelError, ServerAwayError
+from rlkit.errors import (
+    AgentError,
+    ConfigError,
+    DataError,
+    ModelError,
+    RunError,
+    ServerAwayError,
+)
 from rlkit.library.bm25 import BM25sBackend
 from rlkit.library.corpus import Corpus, Document, Question
 from rlkit.library.orchestrator import SearchOrchestrator
@@ -181,6 +188,44 @@ def test_failed_questions_are_played_again(tmp_path):
     assert (report.failed, report.first_failure) == (2, "gone.")
     assert "2 failed (first: gone.)" in str(report)
     assert collect(team(*ELM_ADA), QUESTIONS, tmp_path).played == 2
+
+
+def test_two_cannot_record_the_same_at_once_and_then_nothing_is_there_twice(tmp_path):
+    root, begun, go_on = tmp_path / "rounds", threading.Event(), threading.Event()
+
+    class Waiting(Script):
+        def write(self, state):
+            begun.set()
+            go_on.wait(30)
+            return super().write(state)
+
+    first = Team(Waiting(*ELM_ADA), ORCHESTRATOR, checker=GoldChecker(CORPUS), collector="script")
+    playing = threading.Thread(target=collect, args=(first, QUESTIONS, root))
+    playing.start()
+    try:
+        assert begun.wait(30)
+        with pytest.raises(RunError, match="another process records rounds of script in .*rounds"):
+            collect(team(*ELM_ADA), QUESTIONS, root)
+        assert collect(team(*ELM_ADA, collector="other"), QUESTIONS, root).played == 2
+    finally:
+        go_on.set()
+        playing.join()
+    again = collect(team(*ELM_ADA), QUESTIONS, root)
+    assert (again.played, again.skipped) == (0, 2)
+    assert len(list(root.glob("*/run_*"))) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds"]
+
+
+def test_what_another_process_finished_while_it_was_waited_for_is_not_played(tmp_path, monkeypatch):
+    @contextmanager
+    def late(root, collector):
+        monkeypatch.undo()
+        assert collect(team(*ELM_ADA), QUESTIONS[:1], root).played == 1
+        yield
+
+    monkeypatch.setattr(recording, "_alone", late)
+    report = collect(team(*ELM_ADA), QUESTIONS, tmp_path)
+    assert (report.played, report.skipped) == (1, 1)
 
 
 def test_a_failed_run_gives_way_to_the_next_try_so_that_no_round_counts_twice(tmp_path):
