@@ -15,7 +15,7 @@ from typing import Any
 
 from rlkit.errors import DataError
 from rlkit.library.corpus import Document, Question
-from rlkit.library.fields import Row, identifier, list_field, text_field
+from rlkit.library.fields import MAX_ID, Row, identifier, list_field, text_field
 
 DocumentsReader = Callable[[Iterable[Row]], Iterator[Document]]
 QuestionsReader = Callable[[Iterable[Row]], Iterator[Question]]
@@ -46,6 +46,8 @@ class _TitleIds:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
+
+    longest = MAX_ID - len(" #abcdef")  # characters of a title
 
     def add(self, title: str, text: str) -> tuple[str, bool]:
         """The id, and whether it is met for the first time."""
@@ -118,12 +120,23 @@ def _hotpot_paragraphs(row: Row) -> list[Paragraph]:
         inner = Row({"title": title, "text": " ".join(s.strip() for s in sentences)}, where)
         paragraphs.append(
             (
-                text_field(inner, "title"),
+                _title(inner),
                 text_field(inner, "text", required=False),
                 order.get(title),
             )
         )
     return paragraphs
+
+
+def _title(row: Row) -> str:
+    """A title that may become an id."""
+    title = text_field(row, "title")
+    if len(title) > _TitleIds.longest:
+        raise DataError(
+            f"{row.where}, field 'title': {len(title)} characters, and the title is the document's "
+            f"id; at most {_TitleIds.longest} are allowed, so give it a shorter one."
+        )
+    return title
 
 
 def _pair(row: Row, key: str, number: int, value: Any) -> tuple[str, Any]:
@@ -148,7 +161,7 @@ def _musique_paragraphs(row: Row) -> list[Paragraph]:
             raise DataError(f"{inner.where}, field 'is_supporting': not true or false.")
         place = order.get(inner.fields.get("idx", number), len(order)) if supporting else None
         paragraphs.append(
-            (text_field(inner, "title"), text_field(inner, "paragraph_text", required=False), place)
+            (_title(inner), text_field(inner, "paragraph_text", required=False), place)
         )
     return paragraphs
 

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from pydantic import TypeAdapter
 
 from rlkit.errors import DataError
 from rlkit.library.corpus import Document, Question
 from rlkit.library.readers import read_corpus, read_library, read_questions
+from rlkit.rounds.state import DocId
 
 
 def hotpot(number, context, facts):
@@ -47,6 +49,11 @@ def test_a_byte_order_mark_before_the_list_is_no_damage(tmp_path):
         (["X"], [["X", 0]], "field 'context[0]': not a pair"),
         ([["X", ["a"]]], [["Z", 0]], "field 'supporting_facts': 'Z' is no title of the context"),
         ([["", ["a"]]], [["", 0]], "field 'context[0]', field 'title': empty"),
+        (
+            [["t" * 493, ["a"]]],
+            [["t" * 493, 0]],
+            "field 'context[0]', field 'title': 493 characters, and the title is the document's id",
+        ),
     ],
 )
 def test_damaged_hotpot_rows_are_named(tmp_path, context, facts, message):
@@ -55,6 +62,16 @@ def test_damaged_hotpot_rows_are_named(tmp_path, context, facts, message):
     with pytest.raises(DataError) as error:
         read_questions(path)
     assert message in str(error.value) and str(path) in str(error.value)
+
+
+def test_the_longest_title_gives_two_ids_that_records_of_rounds_allow(tmp_path):
+    path, title = tmp_path / "hotpot.json", "t" * 492
+    rows = [hotpot(n, [[title, [text]]], [[title, 0]]) for n, text in enumerate(("one", "two"))]
+    path.write_text(json.dumps(rows))
+    first, second = (document.docid for document in read_corpus(path))
+    assert (len(first), len(second)) == (492, 500)
+    for docid in (first, second):
+        assert TypeAdapter(DocId).validate_python(docid) == docid
 
 
 def musique(number, **changes):
