@@ -8,7 +8,16 @@ every clue keeps its place in the text; `credit: clue` needs it.
 
 A tag that is still open where the output ends was cut off by the token limit, so the unfinished
 clue in it is dropped. A missing `</clue>` is tolerated where a line break or the next tag ends
-the clue."""
+the clue.
+
+| a candidate | is no clue beyond |
+|---|---|
+| in a `<clue>` tag | MAX_CLUE_WORDS (64), MAX_CLUE_CHARS (300) |
+| a numbered or bulleted line of a block | the same |
+| another line of a block; any line outside of one | MAX_LINE_WORDS (30), MAX_CLUE_CHARS |
+| any, before its tags and entities are resolved | MAX_RAW_CHARS (2,000) |
+
+Of the clues that are left, distinct but for case and width, the first `search.max_clues` count."""
 
 from __future__ import annotations
 

@@ -1,5 +1,17 @@
 """Which policies an evaluation compares, and which folders they are: checkpoints and whole models,
-given by path or by a word."""
+given by path or by a word.
+
+| `baseline` | checkpoints given | folders | compared are |
+|---|---|---|---|
+| no | no | `evaluation.checkpoint` (if `tuned` is wanted), `evaluation.models` | all policies |
+| yes | no | none | `evaluation.policies` but `tuned` |
+| no | yes | those given | these alone |
+| yes | yes | those given | all policies |
+
+All policies: `evaluation.policies`, with the folders in the place of `tuned`, else at the end.
+`warm_start` is left out where the run has none. `eval --policy P --checkpoint C` is the last row,
+with P for `evaluation.policies`. The first folder that is no whole model is called `tuned`.
+"""
 
 from __future__ import annotations
 

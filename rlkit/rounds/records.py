@@ -1,5 +1,18 @@
 """What a scan keeps of a question's recorded runs: enough to choose samples and to split them, some
-hundred bytes a round however large its tables are, and the way back to the files."""
+hundred bytes a round however large its tables are, and the way back to the files.
+
+| what | out of | by |
+|---|---|---|
+| `Recording`: question, gold, known documents | all runs of a question | `read_recording`, `.of` |
+| `Run`: status, collector, digests of its files | its `meta.json` | `_read_run`, `_whole` |
+| `Round` n: which known documents were missing | `round_<n-1>.json` | `_read_round`, `_whole` |
+| `Round` n: how many clues; how many found | `meta.json`, `round_<n>.json` | the same |
+| `State` before round n, without tables | the three above | `RecordedRound.state` |
+| its tables, when they are asked for | `round_<n-1>.json` | `RecordedRound.load` |
+| its recorded clues and results, likewise | `meta.json`, `round_<n>.json` | `RecordedRound.load` |
+
+What `read_recording` returns is a line of the index (index.py), which spares the next scan that.
+"""
 
 from __future__ import annotations
 
