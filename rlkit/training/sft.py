@@ -24,7 +24,7 @@ from rlkit.errors import DataError
 from rlkit.files import new_folder, write_json
 from rlkit.training import weights
 from rlkit.training.adapters import save_lora_checkpoint
-from rlkit.training.gradients import assert_gradients, clip_gradients, trainable
+from rlkit.training.gradients import assert_gradients, clip_and_step, loss_scaler, trainable
 from rlkit.training.interrupts import interrupt_flag
 from rlkit.training.packing import packed_log_probs, packed_rows
 from rlkit.training.prefix import longest_text
@@ -77,7 +77,8 @@ def train_sft(
     log: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
     """Train in place; returns one row an update: update, updates, loss, tokens, learning_rate,
-    grad_norm, seconds, cpu_seconds (of the processor).
+    grad_norm (None where a loss that is scaled, of a float16 base, overflowed and nothing moved),
+    seconds, cpu_seconds (of the processor).
 
     `settings` is the params section `sft`. With a folder `checkpoints`, the state is saved there
     every `save_every_n_updates` updates, and training goes on from what is there.
@@ -102,7 +103,9 @@ def train_sft(
     weights.begin_training(model, reference=False)
     parameters = list(trainable(model).values())
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0)
-    state = SftState(checkpoints, model, optimizer, begun_with(examples, settings, seed), log)
+    scaler = loss_scaler(model)
+    begun = begun_with(examples, settings, seed)
+    state = SftState(checkpoints, model, optimizer, begun, log, scaler)
     rows = state.restore()
     board = monitor(len(rows)) if monitor else None
     kept = BestAdapter(checkpoints, model, best, evaluate, settings)
@@ -112,7 +115,9 @@ def train_sft(
                 if is_over(rows, settings, best):
                     break
                 chosen = [examples[i] for i in batches[number]]
-                row = _update(model, optimizer, chosen, settings, seed, number)
+                row = _update(model, optimizer, scaler, chosen, settings, seed, number)
+                if row["grad_norm"] is None:
+                    log(f"the gradients overflowed: scaled by {scaler.get_scale():g} now")
                 rows.append({"update": number + 1, "updates": len(batches), **row})
                 last = number + 1 == len(batches) or is_over(rows, settings, best)
                 evaluated = kept.evaluated(rows, last)
@@ -160,6 +165,7 @@ def remove_checkpoints(folder: Path) -> None:
 def _update(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
     examples: Sequence[Example],
     settings: Any,
     seed: int,
@@ -172,24 +178,26 @@ def _update(
     model.train()
     packs = settings.packing == "auto"
     parts = packed_rows(examples) if packs else [[example] for example in examples]
-    loss = sum(_backward(model, part, tokens) for part in parts)
+    loss = sum(_backward(model, scaler, part, tokens) for part in parts)
     if number == 0:
-        assert_gradients(model)
+        assert_gradients(model, finite=not scaler.is_enabled())
     rate = settings.learning_rate * min(1.0, (number + 1) / max(settings.warmup_steps, 1))
     for group in optimizer.param_groups:
         group["lr"] = rate
-    norm = clip_gradients(model, settings.max_grad_norm)
-    optimizer.step()
+    norm = clip_and_step(model, optimizer, scaler, settings.max_grad_norm)
     optimizer.zero_grad(set_to_none=True)
     figures = {"loss": loss, "tokens": tokens, "learning_rate": rate, "grad_norm": norm}
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
     return {**figures, **spent}
 
 
-def _backward(model: nn.Module, examples: Sequence[Example], tokens: int) -> float:
-    """Add the gradient of one row, divided by the update's tokens; its share of the loss."""
+def _backward(
+    model: nn.Module, scaler: torch.amp.GradScaler, examples: Sequence[Example], tokens: int
+) -> float:
+    """Add the (scaled) gradient of one row, divided by the update's tokens; its share of the
+    loss."""
     loss = -packed_log_probs(model, examples).sum() / tokens
-    loss.backward()
+    scaler.scale(loss).backward()
     return float(loss.detach())
 
 

@@ -1,5 +1,6 @@
 """Where SFT stands, kept in checkpoints and taken up again, bit for bit: adapter (or all weights),
-AdamW's state, and the rows of the updates so far. Dropout and order are drawn from counters."""
+AdamW's state, the scale of the loss where it is scaled, and the rows of the updates so far. Dropout
+and order are drawn from counters."""
 
 from __future__ import annotations
 
@@ -53,9 +54,10 @@ class SftState:
         optimizer: torch.optim.Optimizer,
         begun: dict[str, Any],
         log: Callable[[str], None],
+        scaler: torch.amp.GradScaler,
     ) -> None:
         self.folder, self.model, self.optimizer = folder, model, optimizer
-        self.begun, self.log = begun, log
+        self.begun, self.log, self.scaler = begun, log, scaler
 
     def restore(self) -> list[dict[str, Any]]:
         """Go on from the checkpoint in the folder; returns the rows so far, none without one.
@@ -81,6 +83,8 @@ class SftState:
             )
         load_lora_checkpoint(self.model, found.folder)
         restore_optimizer(self.optimizer, trainable(self.model), found.optimizer)
+        if self.scaler.is_enabled() and "loss_scale" in found.state:  # older ones lack it
+            self.scaler.load_state_dict(found.state["loss_scale"])
         say_what_changed(found.state["arithmetic"], self._arithmetic(), self.log)
         rows = found.state["rows"]
         self.log(f"SFT goes on after update {len(rows)}")
@@ -90,10 +94,13 @@ class SftState:
         """Write `checkpoint-<update>` whole, and remove the one before."""
         if self.folder is None:
             return
+        state = {"begun": self.begun, "rows": list(rows), "arithmetic": self._arithmetic()}
+        if self.scaler.is_enabled():
+            state["loss_scale"] = self.scaler.state_dict()
         write_checkpoint(
             self.folder / f"{PREFIX}{len(rows)}",
             lambda path: save_lora_checkpoint(self.model, path),
-            {"begun": self.begun, "rows": list(rows), "arithmetic": self._arithmetic()},
+            state,
             optimizer_tensors(self.optimizer, list(trainable(self.model))),
             {},
         )

@@ -9,7 +9,7 @@ import torch
 
 from rlkit.errors import DataError, ModelError
 from rlkit.run import Run
-from rlkit.training.gradients import trainable
+from rlkit.training.gradients import loss_scaler, trainable
 from rlkit.training.sft import (
     Example,
     _batches,
@@ -193,3 +193,51 @@ def test_the_model_is_left_where_dev_was_best_and_training_ends_after_the_patien
     rows = train_sft(model, examples, every, seed=1, evaluate=evaluate)
     assert [row["eval/reward"] for row in rows] == [1, 5, 2, 3]
     assert all(torch.equal(p, kept[1][name]) for name, p in trainable(model).items())
+
+
+def half_and_its_twin():
+    """An adapter of float32 on a base of float16 whose head is so small (2^-14 of what it was) that
+    most gradients behind it are below what float16 holds; and the same in float32 throughout."""
+    models = []
+    for half in (True, False):
+        base = tiny_base()
+        base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.detach() / 2**14)
+        model = with_lora(base.half().float())  # the same rounded values in both
+        for name, parameter in model.named_parameters():
+            if half and "lora_" not in name:
+                parameter.data = parameter.data.half()
+        models.append(model)
+    return models
+
+
+def test_on_a_float16_base_small_gradients_are_those_of_float32():
+    examples = [Example([5, 6, 7], [8, 9, 2]), Example([5, 6], [9, 2])]
+    half, twin = half_and_its_twin()
+    (row,) = train_sft(half, examples, SETTINGS, seed=1)
+    (expected,) = train_sft(twin, examples, SETTINGS, seed=1)
+    assert row["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    assert row["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.02)
+
+
+def test_where_a_scaled_loss_overflows_sft_moves_nothing_and_goes_on_with_half_the_scale(
+    monkeypatch,
+):
+    def far_too_high(model):
+        scaler = loss_scaler(model)
+        scaler.update(2.0**120)
+        return scaler
+
+    monkeypatch.setattr("rlkit.training.sft.loss_scaler", far_too_high)
+    half, _ = half_and_its_twin()
+    before, said = {n: p.detach().clone() for n, p in trainable(half).items()}, []
+    unmoved = []
+
+    def progress(row):
+        unmoved.append(all(torch.equal(p, before[n]) for n, p in trainable(half).items()))
+
+    examples = [Example([5, 6, 7], [8, 9, 2])] * 2
+    rows = train_sft(
+        half, examples, settings(batch_size=1), seed=1, progress=progress, log=said.append
+    )
+    assert [row["grad_norm"] for row in rows] == [None, None] and unmoved == [True, True]
+    assert said == [f"the gradients overflowed: scaled by {2.0**n:g} now" for n in (119, 118)]

@@ -14,8 +14,10 @@ import torch
 
 from rlkit.errors import RunError
 from rlkit.training.checkpointing import checkpoint_steps
+from rlkit.training.gradients import loss_scaler, trainable
 from rlkit.training.policy import load_model_with_lora
 from rlkit.training.sft import Example, checkpoints_of, save_warm_start, train_sft
+from rlkit.training.sft_state import SftState
 
 LORA = SimpleNamespace(rank=4, alpha=8, dropout=0.3, target_modules=["q_proj", "v_proj"])
 ALL = SimpleNamespace(enabled=False)
@@ -134,6 +136,51 @@ def test_dropout_depends_on_seed_and_update_alone(tmp_path):
         torch.rand(drawn)
         results.append(content(attempt(tmp_path / str(drawn) / "adapter")))
     assert results[0] == results[1]
+
+
+def in_float16(folder: Path, scale: float, at: int = 0, older: bool = False):
+    """The scaler after a warm start of a float16 base, interrupted in an update where `at` says
+    so; `older`: what it then kept lacks the scale."""
+    model, _ = load_model_with_lora("debug", LORA, device="cpu", dtype="float16", log=lambda _: 0)
+    scalers = []
+
+    def made(model):
+        scalers.append(loss_scaler(model))
+        scalers[0].update(scale)
+        return scalers[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlkit.training.sft.loss_scaler", made)
+        if older:
+            patch.setattr(SftState, "save", without_scale(SftState.save))
+        train_sft(
+            model, EXAMPLES, settings(), seed=3, checkpoints=folder, log=lambda _: None,
+            progress=lambda row: row["update"] == at and interrupt(),
+        )  # fmt: skip
+    return model, scalers[0]
+
+
+def without_scale(save):
+    def saved(state, rows):
+        state.scaler, kept = torch.amp.GradScaler("cpu", enabled=False), state.scaler
+        save(state, rows)
+        state.scaler = kept
+
+    return saved
+
+
+def test_the_scale_of_a_float16_loss_is_kept_and_one_that_was_not_kept_begins_anew(tmp_path):
+    """2^13 overflows nothing here, and stays; a process that goes on would begin with another."""
+    whole, scaler = in_float16(tmp_path / "whole", 2.0**13)
+    assert scaler.is_enabled() and scaler.get_scale() == 2.0**13
+    for name, older, scale in (("kept", False, 2.0**13), ("older", True, 2.0**10)):
+        with pytest.raises(KeyboardInterrupt):
+            in_float16(tmp_path / name, 2.0**13, at=3, older=older)
+        model, scaler = in_float16(tmp_path / name, 2.0**10)
+        assert scaler.get_scale() == scale
+        if not older:
+            ends = zip(trainable(model).values(), trainable(whole).values(), strict=True)
+            assert all(torch.equal(ours, theirs) for ours, theirs in ends)
 
 
 PROGRAM = """
