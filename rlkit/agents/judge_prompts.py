@@ -65,10 +65,12 @@ _LABEL_WORDS = [label for words in LABELS.values() for label in words.values()]
 # each begins with the signs to look for, which is what makes a search fast
 _MEMBER = re.compile(r"([\"'“”’]\s*)[:：]")
 _ANSWER = re.compile(r"([dD](?<!\w[dD])\d{1,4}(?!\w)[\s\"'”’)\]*_`]{0,4})[:：=|>–—-]")
-# an id with a label near behind it, whatever leads from one to the other
+# an id; with a label near behind it, whatever leads from one to the other
+_ID = re.compile(r"[dD](?<!\w[dD])(?=\d{1,4}(?!\w))")
 _LABELLED = re.compile(
-    rf"[dD](?<!\w[dD])(?=\d{{1,4}}(?!\w).{{0,{_NEAR}}}?(?:{'|'.join(_LABEL_WORDS)}))", re.IGNORECASE
+    rf"{_ID.pattern[:-1]}.{{0,{_NEAR}}}?(?:{'|'.join(_LABEL_WORDS)}))", re.IGNORECASE
 )
+_LABEL = re.compile("|".join(_LABEL_WORDS))  # as labels are written; small letters are prose
 _LIKE_A_COLON = "\u2236"  # RATIO: no parser takes it for a colon
 _JOINER = "\u2060"  # WORD JOINER: not seen, and no part of an id
 
@@ -94,6 +96,8 @@ def _harmless(text: str) -> str:
     folded = _folded(text)  # sign by sign the same, as a parser reads it
     colons = {found.end() - 1 for sign in (_MEMBER, _ANSWER) for found in sign.finditer(folded)}
     split = {found.end() for found in _LABELLED.finditer(folded)}
+    last = max((found.start() for found in _LABEL.finditer(folded)), default=0)
+    split |= {found.end() for found in _ID.finditer(folded, 0, last)}
     if not colons and not split:
         return text
     signs = (_LIKE_A_COLON if place in colons else sign for place, sign in enumerate(text))
