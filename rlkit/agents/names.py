@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from rlkit.rounds.tables import one_line
 
 MAX_WORDS = 30  # of a name; a longer run is a menu or a heading
+MAX_CHARS = 300  # of a name; a longer one is code, an address or data
 _QUOTED = re.compile(r"[《「『]([^《》「」『』]{2,60})[》」』]")
 _WORD = re.compile(r"[^\W_](?:[\w'’\-]|\.(?=\w))*|\S")
 _POSSESSIVE = re.compile(r"(?:['’]s?|-)$")
@@ -82,7 +83,7 @@ def _continues(run: list[re.Match[str]], word: re.Match[str], text: str) -> bool
 def _as_name(
     text: str, run: list[re.Match[str]], began_sentence: bool
 ) -> Iterator[tuple[int, str, bool]]:
-    """Cut words that cannot begin or end a name off a run; one of too many words is none."""
+    """Cut words that cannot begin or end a name off a run; one that is too long is none."""
     first, end = 0, len(run)
     if began_sentence and run[0][0].casefold() in _OPENERS:
         first, began_sentence = 1, False
@@ -93,6 +94,8 @@ def _as_name(
     if not 0 < end - first <= MAX_WORDS or not _is_name_word(run[first][0]):
         return
     words = run[first:end]
+    if words[-1].end() - words[0].start() > MAX_CHARS:
+        return
     name = _POSSESSIVE.sub("", text[words[0].start() : words[-1].end()])
     qualifier = _QUALIFIER.match(text, words[-1].end())
     name += qualifier[0] if qualifier else ""

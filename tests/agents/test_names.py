@@ -50,6 +50,17 @@ def test_a_menu_is_no_name_and_a_long_name_is_one():
     assert names_in(f"He met {longest} there, and {longest} Anna.") == [longest]
 
 
+@pytest.mark.parametrize("sign", ["b", "-A", ".b", "字", "Bc "])
+def test_no_name_is_longer_than_three_hundred_characters(sign):
+    assert names_in(f"He saw Elm Row and A{sign * 9000} there.") == ["Elm Row"]
+
+
+def test_a_name_of_three_hundred_characters_is_the_longest():
+    longest = "A" + "b" * 299
+    assert names_in(f"He saw {longest}.") == [longest]
+    assert names_in(f"He saw {longest}b.") == []
+
+
 def test_joiners_behind_a_name_take_linear_time():
     text = "He saw Elm Row " + "of the " * 60_000
     start = time.thread_time()
