@@ -13,6 +13,7 @@ import argparse
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ if __name__ == "__main__":  # run as a file: packages are found from the root, n
 
 from benchmarks.machine import machine  # noqa: E402
 from benchmarks.publish import publish  # noqa: E402
+from benchmarks.study.games import team_differences, teams_that_found_all  # noqa: E402
+from benchmarks.study.hotpotqa import FROM_ROUND, hotpotqa_difference  # noqa: E402
 from benchmarks.study.parts import PLAN, ROUNDS, parts  # noqa: E402
 from benchmarks.study.rows import POLICIES, Rows, Values, averaged, by_question  # noqa: E402
 from benchmarks.study.targets import plain_interval  # noqa: E402
@@ -67,33 +70,64 @@ def further(output: Path, data: Path | None, plan_path: Path = PLAN) -> dict[str
         "seeds": plan["seeds"],
         "best of the samples": best_of_samples(rows),
         "first clues, greedy": first_clues(rows),
-        "as many clues as the script, greedy": as_many_as_the_script(rows),
+        "as many clues as the script, greedy": as_many_clues_as(rows, "scripted"),
+        "as many clues as rejection sampling, greedy": as_many_clues_as(rows, "rejection"),
         "over trainings": over_trainings(rows),
+        "rejection sampling minus the script": _less(rows, "rejection", "scripted"),
+        "hops": by_hops(rows),
+        "teams that found all": teams_that_found_all(rows),
+        "HotpotQA, discovery per document": hotpotqa_per_document(rows),
         "wording": by_wording(rows, questions, trained["train"]),
         "LOCAL in the state": by_local(rows, states),
-        "script on dev": {} if data is None else script_on_dev(rows, states, base, data),
+        **({} if data is None else of_data(rows, states, base, data)),
         "machine": machine(),
     }
 
 
 def best_of_samples(rows: Rows) -> dict[str, Any]:
-    """Of a state the best of its samples, in the mean: what a policy could find, where someone
-    chose well. A sharper policy gains less from it."""
-    best = {
-        name: {
-            seed: by_question(
-                actions.groupby(["question_id", "state_id", "policy"], as_index=False)[
-                    [DISCOVERY, "reward"]
-                ].max(),
-                DISCOVERY,
-            )
-            for seed in rows.seeds
-            if (actions := _actions(rows, name, seed, greedy=False)) is not None
+    """What the best of k samples of a state finds, in the mean: what a policy could find, where
+    someone chose well. A sharper policy gains less from it. And the greedy action of GRPO minus
+    the best of all samples of the warm start."""
+    drawn = samples_of_a_state(rows)
+    sizes = [k for k in (1, 2, 4, 8) if k < drawn] + [drawn]
+    best = {k: {name: _best(rows, name, k) for name in TRAINED} for k in sizes}
+    found: dict[str, Any] = {
+        f"of {k}": {
+            "policies": {name: _mean(of) for name, of in by_policy.items()},
+            "grpo minus": _minus(by_policy),
         }
-        for name in TRAINED
+        for k, by_policy in best.items()
     }
-    means = {name: _mean(of) for name, of in best.items()}
-    return {"policies": means, "grpo minus": _minus(best)}
+    greedy, warm = rows.by_seed("test", "grpo", DISCOVERY, greedy=True), best[max(best)]
+    found["grpo's greedy action minus the warm start's best"] = _minus(
+        {"grpo": greedy, "warm_start": warm["warm_start"]}
+    )["warm_start"]
+    return found
+
+
+def samples_of_a_state(rows: Rows) -> int:
+    """How many samples each state has."""
+    actions = _actions(rows, "warm_start", rows.seeds[0], greedy=False)
+    return int(actions.groupby("state_id").size().min())
+
+
+def _best(rows: Rows, name: str, k: int) -> dict[int, Values]:
+    found = {}
+    for seed in rows.seeds:
+        actions = _actions(rows, name, seed, greedy=False)
+        if actions is not None:
+            of_state = actions.groupby(["question_id", "state_id"])[DISCOVERY]
+            best = of_state.agg(lambda values: best_of(k, values.tolist())).reset_index()
+            found[seed] = by_question(best.assign(reward=0.0), DISCOVERY)
+    return found
+
+
+def best_of(k: int, values: Sequence[float]) -> float:
+    """The mean of the highest of k values over all ways to take k of these n: the i-th smallest is
+    the highest of C(i - 1, k - 1) of the C(n, k)."""
+    ways = [math.comb(i, k - 1) for i in range(len(values))]
+    total = math.fsum(w * v for w, v in zip(ways, sorted(values), strict=True))
+    return total / math.comb(len(values), k)
 
 
 def first_clues(rows: Rows) -> dict[str, Any]:
@@ -107,11 +141,13 @@ def first_clues(rows: Rows) -> dict[str, Any]:
     return found
 
 
-def _cut(rows: Rows, name: str, clues: Callable[[str], int]) -> dict[int, Values]:
+def _cut(
+    rows: Rows, name: str, clues: Callable[[str], int], seeds: Sequence[int] | None = None
+) -> dict[int, Values]:
     """By seed and question, what the first `clues(state_id)` clues of a policy's greedy actions
     found of what was missing."""
     found = {}
-    for seed in rows.seeds:
+    for seed in rows.seeds if seeds is None else seeds:
         actions = _actions(rows, name, seed, greedy=True)
         if actions is not None:
             columns = (actions[c] for c in ("discovery_rate", "clue_values", "state_id"))
@@ -135,21 +171,25 @@ def found_by_first(count: int, discovery: float, clue_values: Sequence[float] | 
     return discovery * (values[0] - values[min(count, len(values) - 1)]) / values[0]
 
 
-def as_many_as_the_script(rows: Rows) -> dict[str, Any]:
-    """GRPO's greedy action cut, in each state, to the number of clues that the script wrote."""
-    script = _actions(rows, "scripted", rows.seeds[0], greedy=True)
-    if script is None:
-        return {}
-    wrote = script.set_index("state_id")["n_clues"].astype(int)
-    of_script = by_question(script, DISCOVERY)
-    cut = _cut(rows, "grpo", lambda state: int(wrote[state]))
-    pairs = {seed: (values, of_script) for seed, values in cut.items()}
+def as_many_clues_as(rows: Rows, other: str) -> dict[str, Any]:
+    """GRPO's greedy action cut, in each state, to the number of clues that another policy wrote
+    there greedily."""
+    cut, others = {}, {}
+    wrote_at_all: Counter[int] = Counter()
+    for seed in rows.seeds:
+        theirs = _actions(rows, other, seed, greedy=True)
+        if theirs is None or _actions(rows, "grpo", seed, greedy=True) is None:
+            continue
+        wrote = theirs.set_index("state_id")["n_clues"].astype(int)
+        wrote_at_all.update(wrote.tolist())
+        others[seed] = by_question(theirs, DISCOVERY)
+        cut[seed] = _cut(rows, "grpo", lambda state, of=wrote: int(of[state]), [seed])[seed]
     return {
-        "states by the script's number of clues": {
-            str(number): int(count) for number, count in wrote.value_counts().sort_index().items()
+        "actions by the other's number of clues": {
+            str(number): wrote_at_all[number] for number in sorted(wrote_at_all)
         },
         "grpo, cut": _mean(cut),
-        "minus the script": plain_interval(seeds_interval(pairs)) if pairs else {},
+        "minus the other": _minus({"grpo": cut, other: others}).get(other, {}),
     }
 
 
@@ -164,9 +204,20 @@ def over_trainings(rows: Rows) -> dict[str, Any]:
             shared = [seed for seed in a if seed in b]
             if len(shared) > 1:
                 by_seed = seeds_interval({seed: (a[seed], b[seed]) for seed in shared}).per_seed
-                means = [by_seed[seed].mean for seed in shared]
-                found.setdefault(other, {})[how] = _t_interval(means)
+                found.setdefault(other, {})[how] = _over_seeds(by_seed)
+    by_team = {f"teams, {other}": of for other, of in team_differences(rows).items()}
+    for how, greedy in (("sampled", False), ("greedy", True)):
+        by_team[f"HotpotQA, warm start, {how}"] = hotpotqa_difference(
+            rows, "all rounds", "adapter", greedy
+        )
+    for name, difference in by_team.items():
+        if difference is not None and len(difference.per_seed) > 1:
+            found[name] = _over_seeds(difference.per_seed)
     return found
+
+
+def _over_seeds(by_seed: Mapping[Any, Any]) -> dict[str, float]:
+    return _t_interval([one.mean for one in by_seed.values()])
 
 
 def _t_interval(values: Sequence[float]) -> dict[str, float]:
@@ -177,13 +228,23 @@ def _t_interval(values: Sequence[float]) -> dict[str, float]:
 
 def by_wording(rows: Rows, questions: Mapping[str, str], trained: Sequence[str]) -> dict[str, Any]:
     """Questions of the test whose wording, names taken out, some question of train has, and the
-    others: GRPO minus warm start."""
+    others: GRPO minus the others."""
     known = {wording(questions[question]) for question in trained}
     tested = {s["question_id"] for s in rows.evaluation("test", f"sft-{rows.seeds[0]}").states}
     stands = {question for question in tested if wording(questions[question]) in known}
     return {
-        "the wording stands in train": _gain(rows, stands),
-        "it does not": _gain(rows, tested - stands),
+        "the wording stands in train": _gains(rows, stands),
+        "it does not": _gains(rows, tested - stands),
+    }
+
+
+def by_hops(rows: Rows) -> dict[str, Any]:
+    """Questions of two and of four hops apart."""
+    tested = rows.evaluation("test", f"sft-{rows.seeds[0]}").states
+    hops = {state["question_id"]: state["hops"] for state in tested}
+    return {
+        str(count): _gains(rows, {question for question, of in hops.items() if of == count})
+        for count in sorted(set(hops.values()))
     }
 
 
@@ -229,16 +290,42 @@ def _of_states(rows: Rows, name: str, kept: set[str]) -> dict[int, Values]:
     }
 
 
-def script_on_dev(
-    rows: Rows, states: Mapping[str, State], base: Path, data: Path
-) -> dict[str, Any]:
-    """The script as it made the rounds (two or three clues, in an order with noise), with other
-    draws, and as well as it can: three clues, the most promising first. On dev."""
+def of_data(rows: Rows, states: Mapping[str, State], base: Path, data: Path) -> dict[str, Any]:
+    """What needs the documents as well."""
     files = {
         f"{name}_path": str(data / "2wiki" / f"{name}.jsonl") for name in ("corpus", "questions")
     }
     config = RunConfig.load(base, [f"data.{name}={path}" for name, path in files.items()])
-    env, most = create_environment(config), config.search.max_clues
+    env = create_environment(config)
+    return {
+        "titles in the state": missing_titles_shown(rows, states, env.orchestrator.corpus),
+        "script on dev": script_on_dev(rows, states, env),
+    }
+
+
+def missing_titles_shown(rows: Rows, states: Mapping[str, State], corpus: Any) -> dict[str, int]:
+    """Of the test's states of round 2: how many documents are missing, and how many of their
+    titles (without what stands in brackets) a shown IMPORTANT, or a shown LOCAL text holds."""
+    counts = Counter({"missing": 0, "IMPORTANT": 0, "LOCAL": 0})
+    for row in rows.evaluation("test", f"sft-{rows.seeds[0]}").states:
+        if row["round"] == 2:
+            state = states[row["state_id"]]
+            contexts = {context.docid: context.text for context in state.context_table}
+            for docid in state.missing:
+                title = _BRACKETS.sub("", corpus.get(docid).title).strip().casefold()
+                holds = {
+                    shown.verdict
+                    for shown in state.document_table
+                    if title in (contexts.get(shown.docid) or shown.summary).casefold()
+                }
+                counts.update(["missing", *holds & {"IMPORTANT", "LOCAL"}])
+    return dict(counts)
+
+
+def script_on_dev(rows: Rows, states: Mapping[str, State], env: Any) -> dict[str, Any]:
+    """The script as it made the rounds (two or three clues, in an order with noise), with other
+    draws, and as well as it can: three clues, the most promising first. On dev."""
+    most = env.max_clues
     tested = [states[s["state_id"]] for s in rows.evaluation("dev", "untouched").states]
     versions = {
         "as it made the rounds": [ScriptedPolicy(most, rows.seeds[0])],
@@ -275,14 +362,17 @@ def _actions(rows: Rows, name: str, seed: int, greedy: bool) -> pd.DataFrame | N
     return rows.actions("test", of.part.format(seed), of.policy, greedy)
 
 
-def _gain(rows: Rows, questions: set[str]) -> dict[str, Any]:
-    a, b = (rows.by_seed("test", name, DISCOVERY) for name in ("grpo", "warm_start"))
+def _gains(rows: Rows, questions: set[str]) -> dict[str, Any]:
+    """Of these questions: means, sampled, and GRPO minus the others."""
     kept = {
-        seed: tuple({q: v for q, v in of[seed].items() if q in questions} for of in (a, b))
-        for seed in a
-        if seed in b
+        name: {
+            seed: {q: value for q, value in of.items() if q in questions}
+            for seed, of in rows.by_seed("test", name, DISCOVERY).items()
+        }
+        for name in ("scripted", *TRAINED)
     }
-    return plain_interval(seeds_interval(kept)) if kept else {}
+    means = {name: _mean(of) for name, of in kept.items()}
+    return {"questions": len(questions), "policies": means, "grpo minus": _minus(kept)}
 
 
 def _minus(by_policy: Mapping[str, Mapping[int, Values]]) -> dict[str, Any]:
@@ -293,6 +383,24 @@ def _minus(by_policy: Mapping[str, Mapping[int, Values]]) -> dict[str, Any]:
         pairs = {seed: (tuned[seed], of[seed]) for seed in of if seed in tuned}
         if name != "grpo" and pairs:
             found[name] = plain_interval(seeds_interval(pairs))
+    return found
+
+
+def _less(rows: Rows, policy: str, baseline: str) -> dict[str, Any]:
+    found = {}
+    for how in ("sampled", "greedy"):
+        a, b = (rows.by_seed("test", n, DISCOVERY, how == "greedy") for n in (policy, baseline))
+        pairs = {seed: (a[seed], b[seed]) for seed in a if seed in b}
+        found[how] = plain_interval(seeds_interval(pairs)) if pairs else {}
+    return found
+
+
+def hotpotqa_per_document(rows: Rows) -> dict[str, Any]:
+    """Tuned minus the raw question, which reads more documents."""
+    found = {}
+    for which in FROM_ROUND:
+        of = hotpotqa_difference(rows, which, "raw_question", metric="per_document")
+        found[which] = {} if of is None else plain_interval(of)
     return found
 
 

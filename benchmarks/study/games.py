@@ -64,6 +64,18 @@ def team_differences(rows: Rows) -> dict[str, Any]:
     return found
 
 
+def teams_that_found_all(rows: Rows) -> dict[str, float]:
+    """By team the share of its games in which every gold document was found, over the seeds."""
+    found = {}
+    for name, team in TEAMS.items():
+        games = [game for seed in rows.seeds if (game := _games(rows, team, seed))]
+        values = [game.question_values(team.policy, "discovery").values() for game in games]
+        if values:
+            shares = [sum(v > 1 - 1e-9 for v in of) / len(of) for of in values]
+            found[name] = sum(shares) / len(shares)
+    return found
+
+
 def _pair(rows: Rows, seed: int, other: str) -> tuple[Values, Values] | None:
     teams = TEAMS["tuned"], TEAMS[other]
     games = [_games(rows, team, seed) for team in teams]

@@ -38,11 +38,11 @@ def hotpotqa_figures(rows: Rows) -> dict[str, Any]:
 
 
 def hotpotqa_difference(
-    rows: Rows, which: str, other: str, greedy: bool = False
+    rows: Rows, which: str, other: str, greedy: bool = False, metric: str = "discovery_rate"
 ) -> SeedsInterval | None:
-    """Tuned minus another policy's discovery; None where no seed has both."""
+    """Tuned minus another policy's `metric`; None where no seed has both."""
     first = FROM_ROUND[which]
-    a, b = (_by_seed(rows, p, "discovery_rate", first, greedy) for p in ("tuned", other))
+    a, b = (_by_seed(rows, p, metric, first, greedy) for p in ("tuned", other))
     pairs = {seed: (a[seed], b[seed]) for seed in a if seed in b}
     return seeds_interval(pairs) if pairs else None
 

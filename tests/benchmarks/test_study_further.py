@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.study.further import (
-    as_many_as_the_script,
+    as_many_clues_as,
+    best_of,
     best_of_samples,
     found_by_first,
     over_trainings,
@@ -53,17 +54,25 @@ def test_what_the_first_clues_found_is_what_the_later_ones_did_not_add():
 
 
 def test_an_action_is_cut_to_the_scripts_number_of_clues(rows):
-    found = as_many_as_the_script(rows)
-    assert found["states by the script's number of clues"] == {"1": 1, "2": 1}
+    found = as_many_clues_as(rows, "scripted")
+    assert found["actions by the other's number of clues"] == {"1": 2, "2": 2}  # of two seeds
     # q1: seed 7 two of [5, 2.5, 2.5] find half of all, seed 8 of [2.5, 2.5, 2.5] nothing; q2: .5
     assert found["grpo, cut"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
-    assert found["minus the script"]["seeds"] == pytest.approx({"7": 0.25, "8": 0.0})
+    assert found["minus the other"]["seeds"] == pytest.approx({"7": 0.25, "8": 0.0})
 
 
 def test_the_best_of_a_states_samples_counts(rows):
     found = best_of_samples(rows)
-    assert found["policies"]["grpo"]["mean"] == 0.75  # 1 and .5, in both questions
-    assert found["grpo minus"]["warm_start"]["seeds"] == {"7": 1.0, "8": 0.5}
+    assert found["of 2"]["policies"]["grpo"]["mean"] == 0.75  # 1 and .5, in both questions
+    assert found["of 2"]["grpo minus"]["warm_start"]["seeds"] == {"7": 1.0, "8": 0.5}
+    assert found["of 1"]["policies"]["grpo"]["mean"] == 0.375
+    # greedily q1 1 and .5, q2 .5 in both, and the warm start nothing
+    assert found["grpo's greedy action minus the warm start's best"]["mean"] == 0.625
+
+
+def test_the_best_of_k_is_the_mean_over_all_ways_to_take_k():
+    values = [0.5, 0.0, 1.0]  # pairs: .5, 1, 1
+    assert [best_of(k, values) for k in (1, 2, 3)] == pytest.approx([0.5, 2.5 / 3, 1.0])
 
 
 def test_the_interval_over_trainings_is_students_over_the_seeds_means(rows):
