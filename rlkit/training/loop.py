@@ -3,6 +3,16 @@
 `python -m rlkit train` calls `train_run`; `notebooks/train.ipynb` calls the stages one by one: the
 first two stand in stages.py, the environment is the task's, the loop is here. Of several processes
 each goes through all of them; main alone writes, logs, and decides when it is over.
+
+| what ends a run | status.json | what was done at the end | how it goes on |
+|---|---|---|---|
+| `num_epochs`, `max_steps` | finished | what waits applied, dev, checkpoint | with a higher limit |
+| `cpu_minutes`, an alarm of `stop_on` | finished | the same | not; another run_name |
+| `patience`, at an evaluation | finished | dev, checkpoint | not; another run_name |
+| the first interrupt | stopped | the step finished, checkpoint | by the same command, bitwise |
+| a second interrupt | stopped | nothing: the last checkpoint counts | the same |
+| an error | failed, with the reason | nothing | the same, once it is mended |
+| a killed process | interrupted, when read | nothing | the same |
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlkit.errors import RunError
+from rlkit.training import weights
 from rlkit.training.adapters import load_lora_checkpoint, save_lora_checkpoint
 from rlkit.training.checkpointing import (
     PREFIX,
@@ -45,6 +46,15 @@ class Progress:
     visits: dict[str, int] = field(default_factory=dict)
     best_step: int | None = None
     best_value: float | None = None
+
+
+def begin_training(trainer: Any) -> dict[str, Tensor] | None:
+    """A copy of the weights before training, for a run that is taken back to its beginning; where
+    all are trained, the reference serves as one, and without a reference there is none."""
+    kept = weights.begin_training(trainer.model, reference=trainer.settings.kl_penalty > 0)
+    if weights.of(trainer.model) is not None:
+        return kept
+    return {name: p.detach().clone() for name, p in trainer.parameters.items()}
 
 
 def save_trainer(trainer: Any, step: int) -> Path:

@@ -1,11 +1,18 @@
-"""`GRPOTrainer`: sample K actions a state, score them, and move the adapter.
+"""`GRPOTrainer`: sample K actions a state, score them, and move the adapter. A step, in order:
+
+    sample               Grouping.of_step          K actions a state, its prompt computed once
+    judge, reward        task.score                one verdict a document, one Score an action
+    advantages           _set_advantages           (K, C), of actions or of clues
+    log-probabilities    _pass, log_probs          of the reference, and of the policy with a graph
+    loss, backward       _pass, group_loss         sums and denominators, which wait for the move
+    optimiser's step     _update, _move            once in gradient_accumulation_steps steps
+    metrics              step_metrics              returned; loop.py writes them, and then calls
+    rollouts             write_rollouts            every action of the step
+    checkpoint           save_checkpoint           where it stands, with what waits for the move
 
 A step samples `batch_size` groups; every `gradient_accumulation_steps` steps make an update, which
 is `num_iterations` passes over their groups and as many moves of the optimiser; a visit counts how
-often a state was sampled.
-
-For each group: sample (prompt computed once), score in the task's environment, reference pass,
-policy pass, backward. Gradients of sums are added up together with their denominators over the
+often a state was sampled. Gradients of sums are added up together with their denominators over the
 steps of an update, and over the processes (ranks.py), and divided once, when the optimiser moves.
 Everything random is drawn from counters (seed, state, visit, action, token), so that a resumed run
 is the run that was never interrupted.
@@ -45,7 +52,7 @@ from rlkit.training.logprobs import group_log_probs
 from rlkit.training.metrics import clip_ratios, over_ranks, step_metrics, task_metrics
 from rlkit.training.overlap import Early, visits_of
 from rlkit.training.ranks import Ranks
-from rlkit.training.resume import Progress, restore_trainer, save_trainer
+from rlkit.training.resume import Progress, begin_training, restore_trainer, save_trainer
 from rlkit.training.rollout import Group, parcel
 from rlkit.training.scaling import process_warnings
 from rlkit.training.schedule import learning_rate
@@ -91,7 +98,7 @@ class GRPOTrainer:
         self.progress = Progress()
         self.ahead = 0  # steps counted beyond the position in the data: with fewer processes
         self.ranks.copy_(self.parameters)
-        self.untrained = self._begin()
+        self.untrained = begin_training(self)
         self.window: list[Group] = []  # groups since the optimiser moved, for further passes
         self.early: Early | None = None  # sampled before its step
         self._checked = self._compared = self._half_done = False
@@ -103,14 +110,6 @@ class GRPOTrainer:
         weights.warn_of_rate(model, "grpo.learning_rate", self.settings.learning_rate, log)
         for line in process_warnings(config, self.ranks.size):
             log(line)
-
-    def _begin(self) -> dict[str, Tensor] | None:
-        """A copy of the weights before training; where all are trained, the reference serves as
-        one, and without a reference there is none."""
-        kept = weights.begin_training(self.model, reference=self.settings.kl_penalty > 0)
-        if weights.of(self.model) is not None:
-            return kept
-        return {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def training_step(self, states: Sequence[Any], coming: Sequence[Any] = ()) -> dict[str, Any]:
         """Sample, score and learn from one group a state, of several processes each from its part
