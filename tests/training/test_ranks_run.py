@@ -298,6 +298,23 @@ def test_another_number_of_processes_goes_on_in_the_data_with_what_waited(root, 
     assert rollouts(mixed).drop_duplicates(["state_id", "visit"]).state_id.tolist()[:3] == first
 
 
+def test_two_processes_end_early_together_with_what_waits_applied_and_dev_evaluated(root, tmp_path):
+    """Main alone adds up the processor time; the move and the evaluation take both."""
+    run = {"size": 2}
+    run["arguments"] = arguments(tmp_path, f"{ACCUMULATION}=3", "training.cpu_minutes=1e-9")
+    (code, said), (again, told) = attempt(root, run, run)
+    assert (code, again) == (0, 0), said + told
+    assert said.count("ended after step 1: ") == 1
+    rows = Run.at(tmp_path / "debug").read_metrics()
+    assert [row["step"] for row in rows] == [0, 1]
+    assert rows[1]["learning_rate"] == 0.05 and rows[1]["eval/reward"] is not None
+    kept = tmp_path / "debug" / "lora_checkpoints" / "checkpoint-1" / "trainer_state.json"
+    state = json.loads(kept.read_text())
+    assert (state["moves"], state["denominator"]) == (1, 0.0)
+    assert [waits["denominator"] for waits in state["others"]] == [0.0]
+    assert "is finished (1 steps: 0.0 minutes of processor time are spent)" in told
+
+
 @pytest.mark.parametrize("launcher", ["--multi_gpu", "--cpu"])
 def test_accelerate_starts_two_only_with_multi_gpu_and_else_it_is_said(root, tmp_path, launcher):
     """Where it sees no second GPU."""
