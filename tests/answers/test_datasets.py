@@ -145,7 +145,8 @@ def test_a_folder_has_a_train_and_a_test_file_and_one_file_is_train(tmp_path):
 
 def test_the_rows_that_the_formats_page_shows_are_read(root, tmp_path):
     page = (root / "docs" / "formats.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```jsonl\n(.*?)```", page, re.DOTALL)
+    section = page.partition("## Questions with checkable answers")[2]
+    example = re.findall(r"```jsonl\n(.*?)```", section, re.DOTALL)[0]
     (tmp_path / "a.jsonl").write_text(example, encoding="utf-8")
     clips, dogs = load_rows(tmp_path / "a.jsonl")
     assert clips.ground_truth == "72" and completion_text(clips).endswith("= 72.\nFinal Answer: 72")

@@ -1,6 +1,7 @@
 """Corpora, libraries, and the plain and BEIR readers."""
 
 import json
+import re
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -119,6 +120,18 @@ def test_errors_of_questions_name_file_line_and_field(tmp_path, row, message):
     with pytest.raises(DataError) as error:
         read_questions(path)
     assert f"{path}, line 1, {message}" in str(error.value)
+
+
+def test_the_rows_that_the_formats_page_shows_are_read(root, tmp_path):
+    page = (root / "docs" / "formats.md").read_text(encoding="utf-8")
+    section = page.partition("## Documents and questions")[2]
+    document, question = re.findall(r"```jsonl\n(.*?)```", section, re.DOTALL)[:2]
+    (tmp_path / "corpus.jsonl").write_text(document, encoding="utf-8")
+    (tmp_path / "questions.jsonl").write_text(question, encoding="utf-8")
+    (shown,) = read_corpus(tmp_path / "corpus.jsonl")
+    assert shown == Document("d17", "Elm Row", "Elm Row was built by Ada Holt in 1931.")
+    (asked,) = read_questions(tmp_path / "questions.jsonl")
+    assert (asked.answer, asked.gold_docids, asked.hops) == ("Trent", ("d17", "d42"), 2)
 
 
 def test_an_id_as_long_as_records_of_rounds_allow_is_read(tmp_path):
