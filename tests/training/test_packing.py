@@ -9,7 +9,7 @@ import torch
 
 from rlkit.errors import ModelError
 from rlkit.training import sft
-from rlkit.training.gradients import trainable
+from rlkit.training.gradients import loss_scaler, trainable
 from rlkit.training.packing import packed_log_probs, packed_rows
 from rlkit.training.policy import load_model_with_lora
 from rlkit.training.sft import Example, encode_examples
@@ -66,7 +66,8 @@ def test_loss_and_gradients_are_transformers_own_on_the_completions_alone(kind, 
     parts = [EXAMPLES] if packed else [[example] for example in EXAMPLES]
     if kind == "gradient checkpointing":
         model.train()
-    loss = sum(sft._backward(model, part, tokens) for part in parts)
+    scaler = loss_scaler(model)  # scales nothing in float32
+    loss = sum(sft._backward(model, scaler, part, tokens) for part in parts)
     assert loss == pytest.approx(float(expected.detach()), abs=1e-5)
     for name, parameter in trainable(model).items():
         torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-5, rtol=1e-4)
