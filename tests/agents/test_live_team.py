@@ -208,7 +208,7 @@ def test_documents_without_a_verdict_stay_out_of_the_tables(tmp_path):
 
 def test_twenty_questions_keep_the_server_busy_but_never_more_than_allowed(tmp_path):
     def slow(player):
-        return lambda body: Answer(json.dumps(player(body)), delay=0.05)
+        return lambda body: Answer(json.dumps(player(body)), delay=0.2)
 
     with playing(planner=slow(good_planner), checker=slow(good_checker)) as server:
         client = client_of(server, concurrency=6)
