@@ -263,19 +263,12 @@ def by_local(rows: Rows, states: Mapping[str, State]) -> dict[str, Any]:
     tested = [s for s in rows.evaluation("test", f"sft-{rows.seeds[0]}").states if s["round"] == 2]
     shown = {s["state_id"] for s in tested if _shows_local(states[s["state_id"]])}
     others = {s["state_id"] for s in tested} - shown
-    return {
-        how: {
-            "states": len(kept),
-            **{
-                name: _mean(_of_states(rows, name, kept))
-                for name in ("scripted", "warm_start", "grpo")
-            },
-            "grpo minus": _minus(
-                {n: _of_states(rows, n, kept) for n in ("scripted", "warm_start", "grpo")}
-            ),
-        }
-        for how, kept in (("shown", shown), ("not shown", others))
-    }
+    found = {}
+    for how, kept in (("shown", shown), ("not shown", others)):
+        values = {n: _of_states(rows, n, kept) for n in ("scripted", "warm_start", "grpo")}
+        means = {name: _mean(of) for name, of in values.items()}
+        found[how] = {"states": len(kept), **means, "grpo minus": _minus(values)}
+    return found
 
 
 def _shows_local(state: State) -> bool:

@@ -74,6 +74,7 @@ class RLCheckpointLoader:
         self.processes = processes
         self.damaged: list[Damaged] = []
         self._recordings: list[tuple[str, Recording]] = []
+        self._all: list[State] | None = None  # of `all_states`
         self._failures: list[str] = []  # of the questions all of whose runs failed
         self._questions = 0
         self._samples: list[State] | None = None
@@ -88,7 +89,7 @@ class RLCheckpointLoader:
 
     def _load_data(self) -> ScanReport:
         report, self.damaged, self._samples = ScanReport(), [], []
-        self._recordings, self._failures = [], []
+        self._recordings, self._all, self._failures = [], None, []
         names = self._question_names()
         found = scan(self.rounds_path, names, self.processes)
         for name, recording in zip(names, found, strict=True):
@@ -130,11 +131,15 @@ class RLCheckpointLoader:
         runs that were played again as well; scans first if needed."""
         if self._samples is None:
             self.load_data()
-        return [
-            state
-            for name, recording in self._recordings
-            for state in self._states(name, recording, self._usable(recording.runs, ScanReport()))
-        ]
+        if self._all is None:
+            self._all = [
+                state
+                for name, recording in self._recordings
+                for state in self._states(
+                    name, recording, self._usable(recording.runs, ScanReport())
+                )
+            ]
+        return list(self._all)
 
     def split_train_eval(
         self, train_ratio: float = 0.8, how: str = "hard_first"
